@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "baton/backend/plan.hpp"
+#include "baton/base/error.hpp"
+#include "baton/base/ids.hpp"
+#include "baton/kv/layout.hpp"
+
+namespace baton::backend {
+
+/// The part of a batch that belongs to one sequence: `tokens` consecutive rows whose first sits at `position`.
+struct Slice {
+    uint32_t tokens = 0;
+    uint32_t position = 0;
+    std::span<const BlockId> blocks;  ///< covers positions 0 … position + tokens - 1, block_tokens each
+    bool logits = false;              ///< compute the logits of the slice's last row
+};
+
+/// One engine step: prefill chunks and decode rows side by side.
+struct Batch {
+    std::span<const TokenId> tokens;  ///< all slices' rows, in order; every id < vocab
+    std::span<const Slice> slices;
+};
+
+/// Runs a model. One engine thread calls it; it owns its worker threads. Numerics contract (docs/ENGINE.md): a
+/// sequence's logits and KV bytes are bitwise the same whatever else is in the batch, however its prompt was chunked
+/// and however many threads run.
+class Backend {
+  public:
+    virtual ~Backend() = default;
+    [[nodiscard]] virtual const ModelShape& shape() const = 0;
+    [[nodiscard]] virtual const kv::PoolLayout& kv_layout() const = 0;
+    /// Name for logs, e.g. "cpu avx512-vnni-bf16, 2 threads".
+    [[nodiscard]] virtual std::string describe() const = 0;
+    /// Writes `logits` [slices with logits, vocab] f32 in the slices' order, and the new tokens' KV into the pool.
+    /// `layer_done(layer)` is called on the engine thread after each layer's KV of this batch is in the pool.
+    /// The batch has at most max_batch_tokens rows.
+    virtual Expected<void> forward(const Batch& batch, std::span<float> logits,
+                                   const std::function<void(uint32_t layer)>& layer_done) = 0;
+};
+
+struct CpuOptions {
+    uint32_t threads = 0;            ///< 0: one per core this process may use
+    uint32_t block_tokens = 16;
+    uint32_t blocks = 0;             ///< blocks of the pool, > 0
+    uint32_t max_batch_tokens = 512;
+    uint32_t max_batch_slices = 64;
+    bool kv_f32 = false;             ///< f32 KV instead of bf16
+    bool kv_first = false;           ///< PoolOrder::kKvFirst instead of kBlockFirst
+    std::string isa;                 ///< "", "portable", "avx2", "avx512", "avx512bf16"; empty: the best this CPU has
+};
+
+/// The layout a CPU pool would have, so that the caller can allot memory first (a memfd that peers map).
+[[nodiscard]] Expected<kv::PoolLayout> cpu_kv_layout(const ModelShape& shape, const CpuOptions& options);
+
+/// Lowers `plan` for the CPU: checks every shape, repacks the weights, starts the threads. `pool` has
+/// cpu_kv_layout().pool_bytes() bytes, 64-byte aligned, zeroed, and outlives the backend.
+[[nodiscard]] Expected<std::unique_ptr<Backend>> make_cpu_backend(const Plan& plan, const CpuOptions& options,
+                                                                  std::span<std::byte> pool);
+
+}  // namespace baton::backend
