@@ -1,0 +1,159 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/base/digest.hpp"
+#include "baton/base/ids.hpp"
+#include "baton/wire/messages.hpp"
+
+/// The deciding part of a replica: scheduler, block pool, prefill side and decode side of the hand-off. It does no I/O
+/// and reads no clock: time and messages come in as arguments, what to do goes out as actions. One thread (the engine
+/// thread, or a simulation) calls it.
+namespace baton::pd {
+
+struct CoreConfig {
+    ReplicaId self;
+    Epoch epoch;
+    Role role = Role::kHybrid;
+    Digest model_identity{};        ///< seeds the block keys, with the page format
+    uint32_t block_tokens = 16;
+    uint32_t blocks = 0;
+    uint32_t max_model_len = 0;     ///< positions a sequence may have
+    uint32_t max_running = 64;      ///< sequences in a step
+    uint32_t step_tokens = 512;     ///< token budget of a step
+    uint32_t waiting_max = 512;
+    uint32_t progress_slots = 256;  ///< offers that may be open at once
+    bool prefix_cache = true;
+    bool snapshots = false;         ///< publish complete blocks, read them for recovering sequences
+    bool snapshot_read_always = false;
+    int64_t lease_ms = 3'000;
+};
+
+/// One sequence's part of a step.
+struct StepItem {
+    wire::SeqRef ref;
+    uint32_t first_token = 0;  ///< index into StepPlan::tokens
+    uint32_t tokens = 0;
+    uint32_t position = 0;               ///< of the first token
+    std::vector<BlockId> blocks;         ///< of the whole sequence so far
+    bool sample = false;                 ///< sample after the last row
+    const wire::Sequence* sequence = nullptr;  ///< for the sampler; lives until the step is done
+    /// P: where to publish progress, and the positions this chunk completes. None: nobody pulls this sequence.
+    std::optional<uint32_t> progress_slot;
+};
+
+struct StepPlan {
+    std::vector<TokenId> tokens;
+    std::vector<StepItem> items;
+    [[nodiscard]] bool empty() const { return items.empty(); }
+};
+
+/// A token the engine sampled for the item of that index.
+struct Sampled {
+    uint32_t item = 0;
+    wire::Token token;
+};
+
+// ---- actions -----------------------------------------------------------------------------------------------------
+
+struct ToSupervisor { wire::Message message; };
+struct ToPeer { wire::ReplicaTarget peer; wire::Message message; };
+struct ToStore { wire::Message message; };
+/// P: `slot` now belongs to a new offer whose progress counts from zero. Before the Offer is sent.
+struct OpenProgress { uint32_t slot; OfferId offer; uint32_t tokens; std::vector<BlockId> blocks; std::vector<Generation> generations; };
+/// P: the offer is over; late readers must see that.
+struct CloseProgress { uint32_t slot; OfferId offer; };
+/// D: copy these blocks as they get complete. Answer with on_pull_done exactly once, after which no byte is written any more.
+struct StartPull {
+    uint64_t pull = 0;
+    wire::ReplicaTarget peer;
+    OfferId offer;
+    uint32_t progress_slot = 0;
+    uint32_t tokens = 0;                 ///< positions offered in all
+    uint32_t first_block = 0;            ///< blocks before this one are already here
+    std::vector<uint32_t> source_blocks; ///< of the whole offer, in sequence order
+    std::vector<Generation> source_generations;
+    std::vector<BlockId> target_blocks;  ///< of the whole sequence, same order
+    TimeMs deadline;
+};
+/// D: stop that pull soon; on_pull_done still comes.
+struct CancelPull { uint64_t pull = 0; };
+/// D (verify mode): compare what arrived with the sender's checksums; answer with on_pull_verified.
+struct VerifyPull { uint64_t pull = 0; std::vector<BlockId> blocks; std::vector<uint64_t> checksums; };
+/// Copy these blocks into the store's slots, or back. Answer with on_store_copied. The blocks are held until then.
+struct StoreCopy { uint64_t copy = 0; bool to_store = true; std::vector<BlockId> blocks; std::vector<uint32_t> slots; };
+/// Write a log line of this life-cycle event.
+struct LogEvent { std::string_view event; std::string request_id; std::string detail; uint64_t bytes = 0; };
+
+using Action = std::variant<ToSupervisor, ToPeer, ToStore, OpenProgress, CloseProgress, StartPull, CancelPull, VerifyPull,
+                            StoreCopy, LogEvent>;
+
+struct PullResult {
+    uint64_t pull = 0;
+    bool ok = false;
+    std::string reason;   ///< where not ok: "generation", "checksum", "timeout", "peer_lost", "cancelled"
+    uint64_t bytes = 0;
+    std::string mover;
+};
+
+class ReplicaCore {
+  public:
+    explicit ReplicaCore(CoreConfig config);
+    ~ReplicaCore();
+    ReplicaCore(ReplicaCore&&) noexcept;
+    ReplicaCore& operator=(ReplicaCore&&) noexcept;
+
+    // Inputs. Messages of other kinds than this link carries, of stale attempts, epochs or offers are ignored.
+    void on_supervisor(TimeMs now, const wire::Message& message);
+    void on_peer(TimeMs now, wire::ReplicaTarget from, const wire::Message& message);
+    void on_store(TimeMs now, const wire::Message& message);
+    /// The hand-off link with a peer is usable, or is not any more.
+    void on_peer_up(TimeMs now, wire::ReplicaTarget peer);
+    void on_peer_down(TimeMs now, wire::ReplicaTarget peer);
+    /// The worker's store is usable (slots > 0), or gone.
+    void on_store_up(TimeMs now, bool up);
+    /// The supervisor link broke: abort everything (nobody can receive it).
+    void on_supervisor_lost(TimeMs now);
+    void on_pull_done(TimeMs now, const PullResult& result);
+    void on_pull_verified(TimeMs now, uint64_t pull, bool equal);
+    void on_store_copied(TimeMs now, uint64_t copy, bool ok);
+    /// Call at least every 100 ms: deadlines, leases.
+    void on_tick(TimeMs now);
+
+    // Steps.
+    /// What to compute now; empty where there is nothing. The plan's blocks stay allotted until on_step_done.
+    [[nodiscard]] StepPlan plan_step(TimeMs now);
+    /// The step ran: KV of all rows is in the pool; `sampled` has one token per item with `sample`. In verify mode
+    /// `block_checksums` gives, for a P item that completed, the checksum of each of its blocks.
+    void on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
+    /// The step failed: every sequence in it fails with `reason`.
+    void on_step_failed(TimeMs now, const StepPlan& plan, std::string_view reason);
+
+    /// What to do, in order. Call after every input.
+    [[nodiscard]] std::vector<Action> take_actions();
+    [[nodiscard]] wire::ReplicaStats stats() const;
+    [[nodiscard]] bool idle() const;  ///< no sequence, offer or pull is held
+
+    /// Checks its own invariants (no block owned twice, counts add up); the reason where one is broken. For tests.
+    [[nodiscard]] std::optional<std::string> check_invariants() const;
+
+    struct Faults {  ///< planted by tests that prove the simulation bites
+        bool skip_generation_raise = false;
+        bool lose_release = false;
+        bool double_grant = false;
+    };
+    void plant(Faults faults);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::pd

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/base/error.hpp"
+#include "baton/base/ids.hpp"
+#include "baton/wire/messages.hpp"
+
+/// The deciding part of a deployment on the supervisor: which replicas serve a sequence, what happens when one is lost,
+/// when a sequence ends. No I/O, no clock; one strand (or a simulation) calls it.
+namespace baton::pd {
+
+struct RouterConfig {
+    uint32_t waiting_max = 512;          ///< sequences in flight, all phases
+    uint32_t recovery_tokens = 65'536;   ///< KV tokens being recomputed at once for recoveries
+    int attempts_max = 8;                ///< tries at one sequence before it fails
+    int64_t busy_retry_ms = 20;          ///< pause before a full ring of busy decode replicas is asked again
+};
+
+enum class Phase : uint8_t { kQueued, kPrefill, kTransfer, kDecode };  ///< of a sequence, for abort counts
+[[nodiscard]] const char* to_string(Phase phase);
+
+// ---- actions ------------------------------------------------------------------------------------------------------
+struct SendReplica { wire::ReplicaTarget to; wire::Message message; };
+/// New tokens of a sequence, in order, each exactly once.
+struct Deliver { SequenceId id; std::vector<wire::Token> tokens; uint32_t first_index = 0; };
+/// The sequence is over. `finish` kNone: it failed with `error`. Exactly one a sequence.
+struct End {
+    SequenceId id;
+    wire::Finish finish = wire::Finish::kNone;
+    Error error;
+    uint32_t cached_tokens = 0;
+    std::vector<ReplicaId> served_by;
+};
+using RouterAction = std::variant<SendReplica, Deliver, End>;
+
+struct RouterStats {
+    uint64_t ended_ok = 0, ended_error = 0, ended_aborted = 0;
+    uint64_t aborts_by_phase[4]{};
+    std::vector<std::pair<std::string, uint64_t>> handoffs_by_mover, handoff_bytes_by_mover, fallbacks_by_reason, failovers_by_reason;
+    uint32_t running = 0;  ///< has its first token
+    uint32_t waiting = 0;  ///< accepted, no token yet
+};
+
+class Router {
+  public:
+    explicit Router(RouterConfig config);
+    ~Router();
+
+    // Topology. A replica is routed to only between replica_up and replica_down of that epoch. Slots keep their place
+    // in the ring when their process is replaced.
+    void add_replica(ReplicaId id, Role role);
+    void replica_up(TimeMs now, wire::ReplicaTarget target);
+    void replica_down(TimeMs now, wire::ReplicaTarget target);
+    void replica_draining(TimeMs now, wire::ReplicaTarget target, bool draining);
+    /// A P-D link is usable or not; pairs without a link are not picked.
+    void link_state(TimeMs now, wire::ReplicaTarget a, wire::ReplicaTarget b, bool up);
+    /// True when a new request could be served: a live hybrid, or a live P and D.
+    [[nodiscard]] bool ready() const;
+
+    /// Takes a sequence (ref.attempt and recovering are the router's to set). kUnavailable "Both prefill and decode
+    /// replicas must be available" / kOverloaded otherwise, and then no End follows.
+    [[nodiscard]] Expected<void> submit(TimeMs now, wire::Sequence sequence, TimeMs deadline);
+    /// Ends a sequence with kAborted now and frees both roles. Unknown ids are ignored.
+    void abort(TimeMs now, SequenceId id, std::string_view reason);
+    /// A message from a replica; stale epochs and attempts are ignored.
+    void on_message(TimeMs now, wire::ReplicaTarget from, const wire::Message& message);
+    /// Call at least every 100 ms.
+    void on_tick(TimeMs now);
+    /// Terminate: every sequence ends with kUnavailable.
+    void close(TimeMs now, std::string_view reason);
+
+    [[nodiscard]] std::vector<RouterAction> take_actions();
+    [[nodiscard]] RouterStats stats() const;
+    [[nodiscard]] std::optional<Phase> phase_of(SequenceId id) const;
+    [[nodiscard]] size_t in_flight() const;
+    [[nodiscard]] std::optional<std::string> check_invariants() const;
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::pd

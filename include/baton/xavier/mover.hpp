@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "baton/base/error.hpp"
+#include "baton/base/fd.hpp"
+#include "baton/base/ids.hpp"
+#include "baton/kv/layout.hpp"
+#include "baton/net/connection.hpp"
+#include "baton/pd/replica_core.hpp"
+#include "baton/wire/messages.hpp"
+
+/// Xavier: KV movement between replicas (docs/XAVIER.md).
+namespace baton::xavier {
+
+/// The KV pool of a CPU replica: one memfd that holds a header, progress slots, generation words and the pool.
+/// Peers on the host map it read-only and copy from it. Progress words and generations are atomics in shared memory.
+class SharedPool {
+  public:
+    static Expected<std::unique_ptr<SharedPool>> create(const kv::PoolLayout& layout, uint32_t progress_slots);
+    virtual ~SharedPool() = default;
+    [[nodiscard]] virtual std::span<std::byte> pool() = 0;  ///< 64-byte aligned, layout().pool_bytes()
+    [[nodiscard]] virtual const kv::PoolLayout& layout() const = 0;
+    [[nodiscard]] virtual int fd() const = 0;
+
+    // Engine thread (the only writer).
+    virtual void open_progress(const pd::OpenProgress& open) = 0;
+    virtual void close_progress(const pd::CloseProgress& close) = 0;
+    /// All layers below `layers` of the chunk [chunk_begin, chunk_end) of that slot's sequence are in the pool; chunks
+    /// before it are complete. Wakes waiting readers in this and in other processes.
+    virtual void set_progress(uint32_t slot, uint32_t chunk_begin, uint32_t chunk_end, uint32_t layers) = 0;
+    /// Mirrors a block's generation for readers.
+    virtual void set_generation(BlockId block, Generation generation) = 0;
+};
+
+/// Checksum of a block's bytes over its pages in (layer, k|v) order.
+[[nodiscard]] uint64_t block_checksum(std::span<const std::byte> pool, const kv::PoolLayout& layout, BlockId block);
+
+/// Which mover a pair uses: shm where both are on one host and the pool can be mapped, else tcp; kUnsupported with the
+/// reason where pages do not match or a layout is not described.
+[[nodiscard]] Expected<std::string> choose_mover(const wire::LinkHello& decode, const wire::LinkHello& prefill, std::string_view forced);
+
+[[nodiscard]] wire::Layout to_wire(const kv::PoolLayout& layout);
+/// kUnsupported for an undescribed order, kCorrupt for sizes that overflow or contradict.
+[[nodiscard]] Expected<kv::PoolLayout> from_wire(const wire::Layout& layout);
+
+/// Owns the transfer thread of a replica: D's pulls (shm copies, tcp requests) and P's answers to tcp pulls. The only
+/// code that moves KV bytes.
+class TransferThread {
+  public:
+    struct Callbacks {
+        std::function<void(pd::PullResult)> pull_done;                  ///< any thread
+        std::function<void(uint64_t pull, bool equal)> pull_verified;
+        std::function<void(uint64_t copy, bool ok)> store_copied;
+    };
+    static std::unique_ptr<TransferThread> start(SharedPool& own, Callbacks callbacks);
+    virtual ~TransferThread() = default;  ///< joins
+
+    /// D: a linked prefill peer. shm: `map` is its pool's descriptor; tcp: pulls go over `link`.
+    virtual Expected<void> add_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots,
+                                      std::optional<UniqueFd> map, std::shared_ptr<net::Connection> link) = 0;
+    virtual void remove_source(wire::ReplicaTarget peer) = 0;
+    virtual void start_pull(const pd::StartPull& pull) = 0;
+    virtual void cancel_pull(uint64_t pull) = 0;
+    virtual void verify_pull(const pd::VerifyPull& verify) = 0;
+    /// D: an ExtentHeader with its bytes arrived on a source's link.
+    virtual void on_extent(wire::ReplicaTarget peer, wire::ExtentHeader header, std::vector<std::byte> bytes) = 0;
+    /// P: a decode peer asks for blocks of an offer this replica holds open; answered over `link` as progress allows.
+    virtual void on_pull_request(wire::ReplicaTarget peer, wire::PullRequest request, std::shared_ptr<net::Connection> link) = 0;
+    /// P: the peer's link is gone; stop answering it.
+    virtual void drop_requester(wire::ReplicaTarget peer) = 0;
+    /// The host's snapshot memory (one slot = one block's pages in (layer, k|v) order).
+    virtual Expected<void> set_store(UniqueFd fd, uint32_t slots, uint64_t slot_bytes) = 0;
+    virtual void store_copy(const pd::StoreCopy& copy) = 0;
+
+    struct Faults { bool corrupt_one_byte = false; int64_t delay_ms = 0; bool fail_pulls = false; };
+    virtual void plant(Faults faults) = 0;  ///< fault hooks, for tests and behind a flag
+};
+
+}  // namespace baton::xavier
