@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "baton/base/error.hpp"
+#include "baton/base/ids.hpp"
+
+namespace baton::config {
+
+/// One entry of replica_config (reference: Xinference control API), or one replica of an ordinary launch.
+struct ReplicaPlacement {
+    Role role = Role::kHybrid;
+    std::string replica_uid;        ///< stripped; default "<model_uid>-<index>" filled by resolve_launch
+    std::string worker_ip;          ///< "" any worker
+    std::optional<int64_t> n_gpu;   ///< none: auto
+    std::vector<int64_t> gpu_idx;
+};
+
+/// A parsed POST /v1/models body.
+struct LaunchRequest {
+    std::string model_uid;          ///< "" choose one
+    std::string model_name;
+    std::string model_engine;
+    std::string model_type = "LLM";
+    std::string model_format, quantization, size_in_billions;
+    std::string model_path;
+    uint32_t replica = 1;
+    bool pd = false;                ///< prefill and decode roles
+    bool enable_xavier = false;
+    int64_t request_limits = -1;    ///< -1 none
+    std::vector<ReplicaPlacement> placements;  ///< one a replica, also without replica_config
+    bool from_replica_config = false;
+    std::vector<std::string> ignored;          ///< engine keywords that were kept but mean nothing here, for the launch log
+    bool transfer_backend_normalised = false;
+
+    // Engine keywords that mean something here; 0 / empty: the default.
+    uint64_t kv_cache_bytes = 0;
+    uint32_t max_model_len = 0, max_num_seqs = 0, max_num_batched_tokens = 0, block_size = 0, threads = 0;
+    std::optional<bool> enable_prefix_caching;
+    std::string dtype, kv_dtype, kv_layout, mover;
+    bool verify_handoff = false, snapshot_read_always = false;
+    std::optional<bool> snapshots;
+    std::string fault;              ///< accepted only where the daemon allows fault hooks
+    std::string raw_json;           ///< the body, for the state file
+};
+
+struct WorkerView {
+    std::string address;            ///< ip:port
+    std::vector<uint32_t> gpus;
+    bool local = false;             ///< the worker of `baton serve`
+};
+
+/// Parses and checks a launch body by itself: checks 1–17, 23 of the replica_config rules, in that order, before any
+/// side effect. Unknown top-level keys are never an error.
+[[nodiscard]] Expected<LaunchRequest> parse_launch(std::string_view body);
+/// Checks that need the cluster (18–22b) and fills worker addresses. `local_only`: a single-host `serve`, where any
+/// worker_ip means the local worker (the caller logs `warnings`).
+[[nodiscard]] Expected<LaunchRequest> resolve_launch(LaunchRequest request, const std::vector<WorkerView>& workers,
+                                                     bool local_only, std::vector<std::string>& warnings);
+/// Check 23 alone. Also refuses uids that would hide a static route.
+[[nodiscard]] Expected<void> check_model_uid(std::string_view uid);
+
+}  // namespace baton::config

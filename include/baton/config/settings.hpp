@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "baton/base/error.hpp"
+
+namespace baton::config {
+
+/// Settings of `baton serve` and `baton supervisor`, from defaults, then the JSON file, then the environment table, then the
+/// command line. Every door checks the same way; an unknown key is refused with its JSON path.
+struct SupervisorSettings {
+    std::string host = "127.0.0.1";
+    uint16_t port = 9997;
+    std::string state_dir;               ///< deployments and run files; default under $XDG_STATE_HOME or /var/lib/baton as root
+    std::string cache_dir;
+    std::string model_root;              ///< "" no fence
+    std::vector<std::string> api_keys;
+    std::string log_format = "text";
+    std::string log_level = "info";
+    std::string advertise_address;       ///< "" the default route's when not loopback
+    std::string link_address;            ///< ip:port where workers of other hosts connect; "" none
+    std::string link_secret;             ///< needed with link_address
+    uint64_t snapshot_bytes = 0;         ///< 0: a quarter of memory
+    uint32_t http_threads = 2;
+    uint32_t text_threads = 2;
+    int64_t shutdown_timeout_ms = 30'000;
+    int64_t supervisor_grace_ms = 60'000;
+    bool allow_fault_hooks = false;
+    bool strict_fields = false;
+    std::string default_model;
+    std::vector<std::string> cors_origins;
+    std::vector<std::string> deployments;  ///< start-up launches: each a launch body as JSON text
+    bool local_worker = true;              ///< serve: true, supervisor: false
+};
+
+struct WorkerSettings {
+    std::string supervisor_unix, supervisor_tcp;
+    std::string run_dir;
+    std::string advertise_ip;      ///< of worker_ip; port is its link port
+    uint16_t worker_port = 0;
+    std::string host_id;           ///< "" the default
+    uint64_t snapshot_bytes = 0;
+    int64_t supervisor_grace_ms = 60'000;
+    bool child_of_supervisor = false;  ///< ends with its parent
+    std::string log_format = "text", log_level = "info";
+    std::string link_secret;       ///< from the environment or the config file
+};
+
+/// Reads and applies a JSON file. kInvalidArgument with the path of the key.
+[[nodiscard]] Expected<void> apply_file(SupervisorSettings& settings, std::string_view json_text);
+/// BATON_HOST, BATON_PORT, … (docs/CONFIG.md).
+[[nodiscard]] Expected<void> apply_environment(SupervisorSettings& settings);
+/// Last checks between fields.
+[[nodiscard]] Expected<void> check(SupervisorSettings& settings);
+/// The text of docs/CONFIG.md.
+[[nodiscard]] std::string describe_settings_markdown();
+
+}  // namespace baton::config
