@@ -47,6 +47,7 @@ struct StepItem {
     const wire::Sequence* sequence = nullptr;  ///< for the sampler; lives until the step is done
     /// P: where to publish progress, and the positions this chunk completes. None: nobody pulls this sequence.
     std::optional<uint32_t> progress_slot;
+    uint64_t handle = 0;  ///< the core's own name of the sequence; stays as it is
 };
 
 struct StepPlan {
@@ -59,6 +60,7 @@ struct StepPlan {
 struct Sampled {
     uint32_t item = 0;
     wire::Token token;
+    std::vector<uint64_t> block_checksums;  ///< verify mode, P: of each block of the item's sequence; else empty
 };
 
 // ---- actions -----------------------------------------------------------------------------------------------------
@@ -66,8 +68,16 @@ struct Sampled {
 struct ToSupervisor { wire::Message message; };
 struct ToPeer { wire::ReplicaTarget peer; wire::Message message; };
 struct ToStore { wire::Message message; };
-/// P: `slot` now belongs to a new offer whose progress counts from zero. Before the Offer is sent.
-struct OpenProgress { uint32_t slot; OfferId offer; uint32_t tokens; std::vector<BlockId> blocks; std::vector<Generation> generations; };
+/// P: `slot` now belongs to a new offer. The first `done_tokens` positions are complete in all layers already (prefix
+/// hits, or chunks computed under an earlier offer): the slot's progress starts there. Before the Offer is sent.
+struct OpenProgress {
+    uint32_t slot = 0;
+    OfferId offer;
+    uint32_t tokens = 0;
+    std::vector<BlockId> blocks;
+    std::vector<Generation> generations;
+    uint32_t done_tokens = 0;
+};
 /// P: the offer is over; late readers must see that.
 struct CloseProgress { uint32_t slot; OfferId offer; };
 /// D: copy these blocks as they get complete. Answer with on_pull_done exactly once, after which no byte is written any more.
@@ -89,11 +99,14 @@ struct CancelPull { uint64_t pull = 0; };
 struct VerifyPull { uint64_t pull = 0; std::vector<BlockId> blocks; std::vector<uint64_t> checksums; };
 /// Copy these blocks into the store's slots, or back. Answer with on_store_copied. The blocks are held until then.
 struct StoreCopy { uint64_t copy = 0; bool to_store = true; std::vector<BlockId> blocks; std::vector<uint32_t> slots; };
+/// P: these slots are in use again, for other content: readers elsewhere must see the new generations before any byte of
+/// these blocks is written. Comes with the actions taken after plan_step, before the plan may run.
+struct RaiseGenerations { std::vector<BlockId> blocks; std::vector<Generation> generations; };
 /// Write a log line of this life-cycle event.
 struct LogEvent { std::string_view event; std::string request_id; std::string detail; uint64_t bytes = 0; };
 
 using Action = std::variant<ToSupervisor, ToPeer, ToStore, OpenProgress, CloseProgress, StartPull, CancelPull, VerifyPull,
-                            StoreCopy, LogEvent>;
+                            StoreCopy, LogEvent, RaiseGenerations>;
 
 struct PullResult {
     uint64_t pull = 0;
@@ -128,18 +141,22 @@ class ReplicaCore {
     void on_tick(TimeMs now);
 
     // Steps.
-    /// What to compute now; empty where there is nothing. The plan's blocks stay allotted until on_step_done.
+    /// What to compute now; empty where there is nothing. The plan's blocks stay allotted until on_step_done. Carry out
+    /// take_actions() before the plan runs. A second plan may be made before the first is done: it leaves out the
+    /// sequences of the first.
     [[nodiscard]] StepPlan plan_step(TimeMs now);
     /// The step ran: KV of all rows is in the pool; `sampled` has one token per item with `sample`. In verify mode
-    /// `block_checksums` gives, for a P item that completed, the checksum of each of its blocks.
+    /// Sampled::block_checksums gives, for a P item that completed, the checksum of each of its blocks.
     void on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
     /// The step failed: every sequence in it fails with `reason`.
     void on_step_failed(TimeMs now, const StepPlan& plan, std::string_view reason);
 
-    /// What to do, in order. Call after every input.
+    /// What to do, in order. Call after every input and after plan_step.
     [[nodiscard]] std::vector<Action> take_actions();
     [[nodiscard]] wire::ReplicaStats stats() const;
     [[nodiscard]] bool idle() const;  ///< no sequence, offer or pull is held
+    /// Generation of a block of the own pool, for readers of the pool's memory.
+    [[nodiscard]] Generation generation(BlockId block) const;
 
     /// Checks its own invariants (no block owned twice, counts add up); the reason where one is broken. For tests.
     [[nodiscard]] std::optional<std::string> check_invariants() const;
