@@ -41,8 +41,8 @@ class Tokenizer {
     /// Ids of `text`. `parse_special`: added tokens spelled in the text become their ids (completions prompts, template
     /// text); without it only non-special added tokens match. `add_special`: run the post-processor (BOS).
     [[nodiscard]] virtual std::vector<TokenId> encode(std::string_view text, bool parse_special, bool add_special) const = 0;
-    /// Ids of a rendered chat prompt: neighbouring segments of one kind are tokenised together; user text with
-    /// parse_special off (special added tokens in it are literal text). No BOS is added.
+    /// Ids of a rendered chat prompt: the segments are tokenised as one text, as Hugging Face does, except that a
+    /// special added token is recognised only where none of its characters is from a user. No BOS is added.
     [[nodiscard]] virtual std::vector<TokenId> encode_segments(std::span<const Segment> segments) const = 0;
     /// The raw bytes a token stands for ("" for ids out of range). Concatenating them gives the text before any
     /// decoder clean-up. Special tokens give their spelling.
@@ -51,7 +51,15 @@ class Tokenizer {
     [[nodiscard]] virtual bool is_special(TokenId id) const = 0;
     /// Id of an exact token spelling, or -1.
     [[nodiscard]] virtual TokenId find(std::string_view token) const = 0;
+    /// One more than the largest id.
     [[nodiscard]] virtual uint32_t vocab_size() const = 0;
+    /// Text of `ids` as valid UTF-8, with the decoder's leading-space rule. Ids out of range give nothing.
+    [[nodiscard]] virtual std::string decode(std::span<const TokenId> ids, bool skip_special) const = 0;
+    /// True for SentencePiece-style decoders, which drop one space at the very start of a decoded text: a stream
+    /// that starts with an id's token_bytes must drop it too.
+    [[nodiscard]] virtual bool strips_leading_space() const = 0;
+    /// The most bytes one token stands for: text longer than this times the context cannot fit.
+    [[nodiscard]] virtual size_t max_token_bytes() const = 0;
 };
 
 /// Joins token bytes into valid UTF-8 piece by piece: an incomplete tail is held back until it completes, and an

@@ -1,0 +1,255 @@
+#include "text/bpe.hpp"
+
+#include <algorithm>
+#include <queue>
+
+#include "text/unicode.hpp"
+
+namespace baton::text {
+namespace {
+
+constexpr size_t kShortPiece = 32;
+
+bool stands_for_itself(uint32_t byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+}
+
+struct ByteAlphabet {
+    std::array<uint32_t, 256> chars{};
+    std::array<int16_t, 512> bytes{};
+    ByteAlphabet() {
+        bytes.fill(-1);
+        uint32_t next = 256;
+        for (uint32_t b = 0; b < 256; ++b) {
+            chars[b] = stands_for_itself(b) ? b : next++;
+            bytes[chars[b]] = static_cast<int16_t>(b);
+        }
+    }
+};
+const ByteAlphabet& alphabet() {
+    static const ByteAlphabet table;
+    return table;
+}
+
+uint64_t pair_key(TokenId left, TokenId right) {
+    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+}
+uint64_t mix(uint64_t key) {
+    key ^= key >> 32;
+    key *= 0x9E3779B97F4A7C15ULL;
+    return key ^ (key >> 29);
+}
+
+std::string byte_token(unsigned byte) {
+    constexpr std::string_view kHex = "0123456789ABCDEF";
+    return {'<', '0', 'x', kHex[byte >> 4], kHex[byte & 15], '>'};
+}
+
+}  // namespace
+
+uint32_t byte_to_char(uint8_t byte) { return alphabet().chars[byte]; }
+int char_to_byte(uint32_t code) { return code < alphabet().bytes.size() ? alphabet().bytes[code] : -1; }
+
+void Bpe::MergeTable::reserve(size_t count) {
+    size_t size = 16;
+    while (size < count * 2) size *= 2;
+    slots_.assign(size, {});
+    mask_ = size - 1;
+}
+
+void Bpe::MergeTable::put(TokenId left, TokenId right, uint32_t rank, TokenId result) {
+    const uint64_t key = pair_key(left, right);
+    uint64_t at = mix(key) & mask_;
+    while (slots_[at].key != UINT64_MAX && slots_[at].key != key) at = (at + 1) & mask_;
+    slots_[at] = {key, rank, result};
+}
+
+const Bpe::MergeTable::Entry* Bpe::MergeTable::get(TokenId left, TokenId right) const {
+    const uint64_t key = pair_key(left, right);
+    for (uint64_t at = mix(key) & mask_; slots_[at].key != UINT64_MAX; at = (at + 1) & mask_) {
+        if (slots_[at].key == key) return &slots_[at];
+    }
+    return nullptr;
+}
+
+Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges, Options options,
+                         const std::unordered_set<TokenId>& barred) {
+    Bpe bpe;
+    bpe.options_ = std::move(options);
+    bpe.tokens_ = std::move(tokens);
+    bpe.barred_ = barred;
+    bpe.ids_.reserve(bpe.tokens_.size());
+    for (size_t id = 0; id < bpe.tokens_.size(); ++id) {
+        const std::string& spelling = bpe.tokens_[id];
+        if (spelling.empty()) continue;
+        if (!bpe.ids_.emplace(spelling, static_cast<TokenId>(id)).second) {
+            return fail(ErrorCode::kCorrupt, "tokenizer: token " + std::to_string(id) + " repeats another's spelling");
+        }
+    }
+    bpe.merges_.reserve(merges.size() + 1);
+    std::string joined;
+    for (size_t rank = 0; rank < merges.size(); ++rank) {
+        joined.assign(merges[rank].left).append(merges[rank].right);
+        const TokenId left = bpe.find(merges[rank].left);
+        const TokenId right = bpe.find(merges[rank].right);
+        const TokenId result = bpe.find(joined);
+        if (left < 0 || right < 0 || result < 0) {
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: merge " + std::to_string(rank) + " uses a token that is not in the vocabulary");
+        }
+        if (!barred.contains(result)) bpe.merges_.put(left, right, static_cast<uint32_t>(rank), result);
+    }
+    for (unsigned byte = 0; byte < 256; ++byte) {
+        std::string spelling;
+        append_utf8(spelling, byte_to_char(static_cast<uint8_t>(byte)));
+        bpe.byte_ids_[byte] = bpe.find(spelling);
+        bpe.byte_tokens_[byte] = bpe.find(byte_token(byte));
+    }
+    if (!bpe.options_.unk_token.empty()) {
+        bpe.unk_ = bpe.find(bpe.options_.unk_token);
+        if (bpe.unk_ < 0) return fail(ErrorCode::kCorrupt, "tokenizer: unk_token is not in the vocabulary");
+    }
+    return bpe;
+}
+
+TokenId Bpe::find(std::string_view token) const {
+    const auto it = ids_.find(token);
+    return it == ids_.end() ? -1 : it->second;
+}
+
+std::string_view Bpe::token(TokenId id) const {
+    return id >= 0 && static_cast<size_t>(id) < tokens_.size() ? std::string_view(tokens_[static_cast<size_t>(id)])
+                                                               : std::string_view();
+}
+
+void Bpe::encode(std::string_view piece, std::vector<TokenId>& out) const {
+    if (piece.empty()) return;
+    if (options_.ignore_merges) {
+        if (const TokenId id = whole(piece); id >= 0) {
+            out.push_back(id);
+            return;
+        }
+    }
+    std::vector<TokenId> ids;
+    symbols(piece, ids);
+    if (ids.size() <= kShortPiece) {
+        merge_short(ids);
+    } else {
+        merge_long(ids);
+    }
+    out.insert(out.end(), ids.begin(), ids.end());
+}
+
+TokenId Bpe::whole(std::string_view piece) const {
+    TokenId id = -1;
+    if (options_.byte_level) {
+        std::string spelling;
+        for (const char c : piece) append_utf8(spelling, byte_to_char(static_cast<uint8_t>(c)));
+        id = find(spelling);
+    } else {
+        id = find(piece);
+    }
+    return id >= 0 && barred_.contains(id) ? -1 : id;
+}
+
+void Bpe::symbols(std::string_view piece, std::vector<TokenId>& out) const {
+    out.reserve(piece.size());
+    if (options_.byte_level) {
+        byte_symbols(piece, out);
+    } else {
+        char_symbols(piece, out);
+    }
+}
+
+void Bpe::byte_symbols(std::string_view piece, std::vector<TokenId>& out) const {
+    bool unk_open = false;
+    for (const char c : piece) {
+        const TokenId id = byte_ids_[static_cast<uint8_t>(c)];
+        if (id >= 0) {
+            out.push_back(id);
+            unk_open = false;
+        } else if (unk_ >= 0 && !(unk_open && options_.fuse_unk)) {
+            out.push_back(unk_);
+            unk_open = true;
+        }
+    }
+}
+
+void Bpe::char_symbols(std::string_view piece, std::vector<TokenId>& out) const {
+    bool unk_open = false;
+    for (size_t pos = 0; pos < piece.size();) {
+        const std::string_view one = piece.substr(pos, decode_utf8(piece, pos).length);
+        pos += one.size();
+        if (const TokenId id = find(one); id >= 0) {
+            out.push_back(id);
+            unk_open = false;
+            continue;
+        }
+        const bool bytes_known = options_.byte_fallback && std::all_of(one.begin(), one.end(), [this](char c) {
+                                     return byte_tokens_[static_cast<uint8_t>(c)] >= 0;
+                                 });
+        if (bytes_known) {
+            for (const char c : one) out.push_back(byte_tokens_[static_cast<uint8_t>(c)]);
+            unk_open = false;
+        } else if (unk_ >= 0 && !(unk_open && options_.fuse_unk)) {
+            out.push_back(unk_);
+            unk_open = true;
+        }
+    }
+}
+
+void Bpe::merge_short(std::vector<TokenId>& ids) const {
+    std::array<const MergeTable::Entry*, kShortPiece> next{};
+    for (size_t i = 0; i + 1 < ids.size(); ++i) next[i] = merges_.get(ids[i], ids[i + 1]);
+    for (;;) {
+        size_t best = SIZE_MAX;
+        for (size_t i = 0; i + 1 < ids.size(); ++i) {
+            if (next[i] != nullptr && (best == SIZE_MAX || next[i]->rank < next[best]->rank)) best = i;
+        }
+        if (best == SIZE_MAX) return;
+        ids[best] = next[best]->result;
+        ids.erase(ids.begin() + static_cast<ptrdiff_t>(best) + 1);
+        for (size_t i = best + 1; i + 1 < ids.size(); ++i) next[i] = next[i + 1];
+        next[best] = best + 1 < ids.size() ? merges_.get(ids[best], ids[best + 1]) : nullptr;
+        if (best > 0) next[best - 1] = merges_.get(ids[best - 1], ids[best]);
+    }
+}
+
+// A heap of (rank, position) keys. A key is stale when the pair at its position has another rank by then.
+void Bpe::merge_long(std::vector<TokenId>& ids) const {
+    const size_t count = ids.size();
+    std::vector<uint32_t> right(count);
+    std::vector<uint32_t> left(count);
+    std::vector<uint64_t> keys;
+    keys.reserve(count);
+    const auto end = static_cast<uint32_t>(count);
+    for (uint32_t i = 0; i < end; ++i) {
+        left[i] = i == 0 ? end : i - 1;
+        right[i] = i + 1;
+        if (i + 1 == end) continue;
+        if (const auto* merge = merges_.get(ids[i], ids[i + 1])) keys.push_back((uint64_t{merge->rank} << 32) | i);
+    }
+    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap({}, std::move(keys));
+    const auto offer = [&](uint32_t at) {
+        if (at == end || right[at] == end) return;
+        if (const auto* merge = merges_.get(ids[at], ids[right[at]])) heap.push((uint64_t{merge->rank} << 32) | at);
+    };
+    while (!heap.empty()) {
+        const uint64_t key = heap.top();
+        heap.pop();
+        const auto at = static_cast<uint32_t>(key);
+        if (ids[at] < 0 || right[at] == end) continue;
+        const uint32_t other = right[at];
+        const auto* merge = merges_.get(ids[at], ids[other]);
+        if (merge == nullptr || merge->rank != static_cast<uint32_t>(key >> 32)) continue;
+        ids[at] = merge->result;
+        ids[other] = -1;
+        right[at] = right[other];
+        if (right[other] != end) left[right[other]] = at;
+        offer(left[at]);
+        offer(at);
+    }
+    std::erase(ids, -1);
+}
+
+}  // namespace baton::text

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "baton/base/error.hpp"
+#include "baton/base/ids.hpp"
+
+namespace baton::text {
+
+/// Byte-pair merges over one piece of text, equal to Hugging Face tokenizers' BPE. Immutable after build().
+class Bpe {
+  public:
+    struct Options {
+        bool byte_level = true;      ///< symbols are bytes in the GPT-2 alphabet; else characters
+        bool byte_fallback = false;  ///< unknown characters become <0xHH> tokens
+        bool fuse_unk = false;
+        bool ignore_merges = false;  ///< a piece that is a token is that token
+        std::string unk_token;
+    };
+    struct Merge {
+        std::string left;
+        std::string right;
+    };
+
+    Bpe() = default;
+    Bpe(Bpe&&) = default;
+    Bpe& operator=(Bpe&&) = default;
+    Bpe(const Bpe&) = delete;  // ids_ views into tokens_
+    Bpe& operator=(const Bpe&) = delete;
+    ~Bpe() = default;
+
+    /// `tokens[id]` is the spelling ("" for holes); `barred` ids never come out of merges or look-ups (special
+    /// tokens: text alone must not make them). kCorrupt with the reason for a vocabulary that does not fit together.
+    static Expected<Bpe> build(std::vector<std::string> tokens, const std::vector<Merge>& merges, Options options,
+                               const std::unordered_set<TokenId>& barred);
+
+    /// Appends the ids of `piece`. O(n log n).
+    void encode(std::string_view piece, std::vector<TokenId>& out) const;
+    /// Id of a spelling in the vocabulary, or -1.
+    [[nodiscard]] TokenId find(std::string_view token) const;
+    /// Spelling of an id, "" out of range.
+    [[nodiscard]] std::string_view token(TokenId id) const;
+    [[nodiscard]] size_t size() const { return tokens_.size(); }
+
+  private:
+    /// Open-addressing map from a pair of ids to the merge's rank and result.
+    class MergeTable {
+      public:
+        struct Entry {
+            uint64_t key = UINT64_MAX;
+            uint32_t rank = UINT32_MAX;
+            TokenId result = -1;
+        };
+        void reserve(size_t count);
+        void put(TokenId left, TokenId right, uint32_t rank, TokenId result);
+        [[nodiscard]] const Entry* get(TokenId left, TokenId right) const;
+
+      private:
+        std::vector<Entry> slots_;
+        uint64_t mask_ = 0;
+    };
+
+    void symbols(std::string_view piece, std::vector<TokenId>& out) const;
+    void byte_symbols(std::string_view piece, std::vector<TokenId>& out) const;
+    void char_symbols(std::string_view piece, std::vector<TokenId>& out) const;
+    [[nodiscard]] TokenId whole(std::string_view piece) const;
+    void merge_short(std::vector<TokenId>& ids) const;
+    void merge_long(std::vector<TokenId>& ids) const;
+
+    Options options_;
+    std::vector<std::string> tokens_;
+    std::unordered_map<std::string_view, TokenId> ids_;  // views into tokens_
+    std::unordered_set<TokenId> barred_;
+    MergeTable merges_;
+    std::array<TokenId, 256> byte_ids_{};
+    std::array<TokenId, 256> byte_tokens_{};  // <0x00>..<0xFF>
+    TokenId unk_ = -1;
+};
+
+/// The GPT-2 alphabet: the character that stands for a byte, and back (-1 where a character stands for none).
+[[nodiscard]] uint32_t byte_to_char(uint8_t byte);
+[[nodiscard]] int char_to_byte(uint32_t code);
+
+}  // namespace baton::text

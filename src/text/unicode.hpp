@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace baton::text {
+
+/// Length of the valid UTF-8 character at `pos` (1–4), or 0 where there is none.
+[[nodiscard]] size_t valid_utf8_length(std::string_view text, size_t pos);
+/// True when all of `text` is valid UTF-8.
+[[nodiscard]] bool is_valid_utf8(std::string_view text);
+/// Appends one code point.
+void append_utf8(std::string& out, uint32_t code);
+/// `text` with each maximal invalid subpart replaced by U+FFFD.
+[[nodiscard]] std::string replace_invalid_utf8(std::string_view text);
+
+/// One decoded character.
+struct CodePoint {
+    uint32_t code = 0;
+    uint32_t length = 0;  ///< bytes
+};
+/// The character at `pos` of valid UTF-8; `pos` must be on a character.
+[[nodiscard]] CodePoint decode_utf8(std::string_view text, size_t pos);
+/// Start of the character that ends before `pos` (`pos` > 0) in valid UTF-8.
+[[nodiscard]] size_t previous_utf8(std::string_view text, size_t pos);
+
+// Unicode classes, from utf8proc's tables, completed to Unicode 16.
+inline constexpr uint8_t kLetter = 1;      ///< \p{L}
+inline constexpr uint8_t kNumber = 2;      ///< \p{N}
+inline constexpr uint8_t kMark = 4;        ///< \p{M}
+inline constexpr uint8_t kSpace = 8;       ///< White_Space
+inline constexpr uint8_t kConnector = 16;  ///< \p{Pc}
+inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
+/// The class bits of a code point.
+[[nodiscard]] uint8_t char_class(uint32_t code);
+/// Python's str.isprintable for one code point.
+[[nodiscard]] bool is_printable(uint32_t code);
+
+/// Unicode normalisation forms; linear but for a sort of each run of combining marks.
+enum class NormalForm : uint8_t { kNfc, kNfd, kNfkc, kNfkd };
+[[nodiscard]] std::string normalize(std::string_view valid_utf8, NormalForm form);
+
+}  // namespace baton::text
