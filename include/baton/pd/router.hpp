@@ -19,7 +19,7 @@ namespace baton::pd {
 struct RouterConfig {
     uint32_t waiting_max = 512;          ///< sequences in flight, all phases
     uint32_t recovery_tokens = 65'536;   ///< KV tokens being recomputed at once for recoveries
-    int attempts_max = 8;                ///< tries at one sequence before it fails
+    int attempts_max = 8;                ///< tries at one sequence without a new token before it fails
     int64_t busy_retry_ms = 20;          ///< pause before a full ring of busy decode replicas is asked again
 };
 
@@ -48,18 +48,29 @@ struct RouterStats {
     uint32_t waiting = 0;  ///< accepted, no token yet
 };
 
+/// Rules. New sequences are sent at once, unless a recovery waits for its budget: then they queue behind it. A try ends
+/// with an abort to every leg that may hold something, and the next one has a higher attempt number, which fences what
+/// still comes of the old one. Tries after the first come ever more slowly (busy_retry_ms, doubled up to 500 ms), and a
+/// new token starts the count anew. A hole in the tokens that stays for 2 s ends the try.
 class Router {
   public:
     explicit Router(RouterConfig config);
     ~Router();
+    Router(const Router&) = delete;
+    Router& operator=(const Router&) = delete;
 
     // Topology. A replica is routed to only between replica_up and replica_down of that epoch. Slots keep their place
     // in the ring when their process is replaced.
+    /// Opens a ring slot; each id once.
     void add_replica(ReplicaId id, Role role);
+    /// The slot's process is ready. An older process still in the slot is taken as lost.
     void replica_up(TimeMs now, wire::ReplicaTarget target);
+    /// That process is lost: sequences that need it are tried again elsewhere, or end.
     void replica_down(TimeMs now, wire::ReplicaTarget target);
+    /// A draining replica gets nothing new. Telling the replica is the caller's part.
     void replica_draining(TimeMs now, wire::ReplicaTarget target, bool draining);
-    /// A P-D link is usable or not; pairs without a link are not picked.
+    /// What `a` says of its link with `b`. One end's word is enough; when both ends speak, both must say up. Pairs without
+    /// a link are not picked; when none is left a decode replica runs the sequence alone (fallback "no_link").
     void link_state(TimeMs now, wire::ReplicaTarget a, wire::ReplicaTarget b, bool up);
     /// True when a new request could be served: a live hybrid, or a live P and D.
     [[nodiscard]] bool ready() const;

@@ -1,0 +1,282 @@
+#include "baton/pd/router.hpp"
+
+#include <algorithm>
+
+#include "baton/base/check.hpp"
+#include "router_state.hpp"
+
+// What comes in: topology, sequences, messages of replicas. What is decided about them is in router_dispatch.cpp.
+namespace baton::pd {
+
+const char* to_string(Phase phase) {
+    switch (phase) {
+        case Phase::kQueued: return "queued";
+        case Phase::kPrefill: return "prefill";
+        case Phase::kTransfer: return "transfer";
+        case Phase::kDecode: return "decode";
+    }
+    return "unknown";
+}
+
+Router::Router(RouterConfig config) : impl_(std::make_unique<Impl>(config)) {}
+Router::~Router() = default;
+
+void Router::add_replica(ReplicaId id, Role role) { impl_->ring.add(id, role); }
+
+void Router::replica_up(TimeMs now, wire::ReplicaTarget target) {
+    const auto before = impl_->ring.live(target.replica);
+    if (before == target) return;
+    if (before) replica_down(now, *before);
+    impl_->ring.up(target);
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
+void Router::replica_down(TimeMs now, wire::ReplicaTarget target) {
+    Impl& r = *impl_;
+    if (!r.ring.down(target)) return;
+    std::vector<std::pair<uint64_t, SequenceId>> lost;  // oldest first
+    for (const auto& [id, e] : r.entries) {
+        if (e.decode == target || (e.prefill == target && e.needs_prefill())) lost.emplace_back(e.serial, id);
+    }
+    std::sort(lost.begin(), lost.end());
+    for (const auto& [serial, id] : lost) {
+        Impl::Entry& e = r.entries.at(id);
+        r.new_attempt(now, e, e.decode == target ? "decode_lost" : "prefill_lost", target);
+    }
+    r.run_timers(now);
+    r.pump(now);
+}
+
+void Router::replica_draining(TimeMs now, wire::ReplicaTarget target, bool draining) {
+    impl_->ring.draining(target, draining);
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
+void Router::link_state(TimeMs now, wire::ReplicaTarget a, wire::ReplicaTarget b, bool up) {
+    impl_->ring.link(a, b, up);
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
+bool Router::ready() const {
+    const ReplicaRing& ring = impl_->ring;
+    if (impl_->closed) return false;
+    return ring.any(Role::kHybrid) || (ring.any(Role::kPrefill) && ring.any(Role::kDecode));
+}
+
+Expected<void> Router::submit(TimeMs now, wire::Sequence sequence, TimeMs deadline) {
+    Impl& r = *impl_;
+    r.run_timers(now);
+    const SequenceId id = sequence.ref.id;
+    BATON_CHECK(id && !r.entries.contains(id));
+    if (r.closed) return fail(ErrorCode::kUnavailable, "the model is being terminated");
+    if (!ready()) {
+        return fail(ErrorCode::kUnavailable, r.ring.split() ? "Both prefill and decode replicas must be available"
+                                                            : "No live replica is available");
+    }
+    if (r.entries.size() >= r.config.waiting_max) {
+        return fail(ErrorCode::kOverloaded, "Rate limit reached: at most " + std::to_string(r.config.waiting_max) +
+                                                " requests may be in flight for this model");
+    }
+    Impl::Entry& e = r.entries[id];
+    e.sequence = std::move(sequence);
+    e.sequence.ref.attempt = 1;
+    e.sequence.recovering = false;
+    e.serial = r.next_serial++;
+    e.deadline = deadline;
+    e.base = e.emitted();
+    r.deadlines.emplace(deadline, id);
+    r.enqueue(e);
+    r.run_timers(now);
+    r.pump(now);
+    return {};
+}
+
+void Router::abort(TimeMs now, SequenceId id, std::string_view reason) {
+    Impl& r = *impl_;
+    const auto at = r.entries.find(id);
+    if (at != r.entries.end()) {
+        ++r.aborts_by_phase[static_cast<size_t>(r.phase(at->second))];
+        r.end_with_legs(at->second, {ErrorCode::kAborted, reason.empty() ? "the request was aborted" : std::string(reason), {}});
+    }
+    r.run_timers(now);
+    r.pump(now);
+}
+
+void Router::on_message(TimeMs now, wire::ReplicaTarget from, const wire::Message& message) {
+    if (impl_->ring.is_live(from)) std::visit([&](const auto& m) { impl_->on(now, from, m); }, message);
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
+void Router::on_tick(TimeMs now) {
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
+void Router::close(TimeMs, std::string_view reason) {
+    Impl& r = *impl_;
+    r.closed = true;
+    std::vector<std::pair<uint64_t, SequenceId>> all;
+    for (const auto& [id, e] : r.entries) all.emplace_back(e.serial, id);
+    std::sort(all.begin(), all.end());
+    for (const auto& [serial, id] : all) {
+        r.end_with_legs(r.entries.at(id), {ErrorCode::kUnavailable, std::string(reason), {}});
+    }
+}
+
+std::vector<RouterAction> Router::take_actions() { return std::exchange(impl_->actions, {}); }
+
+std::optional<Phase> Router::phase_of(SequenceId id) const {
+    const auto at = impl_->entries.find(id);
+    if (at == impl_->entries.end()) return std::nullopt;
+    return impl_->phase(at->second);
+}
+
+size_t Router::in_flight() const { return impl_->entries.size(); }
+
+std::optional<std::string> Router::check_invariants() const { return impl_->check(); }
+
+// ---- messages of replicas -----------------------------------------------------------------------------------------
+
+Router::Impl::Entry* Router::Impl::current(wire::SeqRef ref, wire::ReplicaTarget from) {
+    const auto at = entries.find(ref.id);
+    if (at == entries.end()) return nullptr;
+    Entry& e = at->second;
+    if (e.state == State::kWaiting || e.sequence.ref.attempt != ref.attempt) return nullptr;
+    if (e.prefill != from && e.decode != from) return nullptr;
+    return &e;
+}
+
+void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TokenBatch& m) {
+    for (const wire::SeqTokens& item : m.items) take_tokens(now, from, item);
+}
+
+/// Token 1 comes from P and token 2 from D, over two links: tokens are put in order by their index.
+void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m) {
+    Entry* found = current(m.ref, from);
+    if (found == nullptr) return;
+    Entry& e = *found;
+    const uint32_t before = e.emitted();
+    if (!store_tokens(e, from, m)) {
+        new_attempt(now, e, "token_mismatch", {});
+        return;
+    }
+    Deliver delivery{m.ref.id, {}, before};
+    while (!e.ahead.empty() && e.ahead.begin()->first == e.emitted()) {
+        auto node = e.ahead.extract(e.ahead.begin());
+        e.sequence.emitted.push_back(node.mapped().id);
+        delivery.tokens.push_back(std::move(node.mapped()));
+    }
+    if (!delivery.tokens.empty()) {
+        e.tries = 0;
+        e.refused.clear();
+        actions.emplace_back(std::move(delivery));
+    }
+    if (e.finish != wire::Finish::kNone && e.emitted() >= e.finish_at) {
+        end(e, e.finish, {});
+        return;
+    }
+    if (e.state == State::kBusy) return;  // the wake is the end of its pause
+    const bool hole = !e.ahead.empty() || e.finish != wire::Finish::kNone;
+    if (!hole) {
+        set_wake(e, kNever);
+    } else if (e.wake == kNever || e.emitted() > before) {
+        set_wake(e, now + kGapMs);
+    }
+}
+
+/// Puts new tokens into `ahead`; false where they contradict what is known or are too far ahead.
+bool Router::Impl::store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m) {
+    const uint64_t end_index = uint64_t{m.first_index} + m.tokens.size();
+    if (end_index > uint64_t{e.emitted()} + kTokensAheadMax) return false;
+    const uint32_t longest = std::max(e.sequence.sampling.max_tokens, uint32_t{1});
+    if (end_index > longest || (e.finish != wire::Finish::kNone && end_index > e.finish_at)) return false;
+    bool fresh_token = false;
+    for (uint32_t i = 0; i < m.tokens.size(); ++i) {
+        const uint32_t index = m.first_index + i;
+        if (index < e.emitted()) {
+            if (e.sequence.emitted[index] != m.tokens[i].id) return false;
+            continue;
+        }
+        const auto [at, added] = e.ahead.emplace(index, m.tokens[i]);
+        if (!added && at->second.id != m.tokens[i].id) return false;
+        fresh_token = fresh_token || added;
+    }
+    if (m.finish != wire::Finish::kNone && e.finish == wire::Finish::kNone) {
+        if (end_index < e.emitted() || (!e.ahead.empty() && e.ahead.rbegin()->first >= end_index)) return false;
+        e.finish = m.finish;
+        e.finish_at = static_cast<uint32_t>(end_index);
+    } else if (end_index == longest && e.finish == wire::Finish::kNone) {
+        e.finish = wire::Finish::kLength;
+        e.finish_at = longest;
+    }
+    if (m.first_index == 0 && !m.tokens.empty() && !e.cached_known) {
+        e.cached_known = true;
+        e.cached_tokens = std::min(m.cached_tokens, static_cast<uint32_t>(e.sequence.prompt.size()));
+    }
+    if (fresh_token) {
+        served(e, from.replica);
+        give_budget_back(e);
+    }
+    return true;
+}
+
+void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TargetBusy& m) {
+    Entry* e = current(m.ref, from);
+    if (e == nullptr || e->prefill != from || e->state == State::kDecode) {
+        // Nobody waits for that KV any more: its holder must not keep it.
+        send(from, wire::Abort{m.ref});
+        return;
+    }
+    if (e->state == State::kBusy || m.target != e->decode) return;  // about a target it was told to leave
+    if (m.unreachable) {
+        // What the other end got is not known: a new attempt fences it.
+        new_attempt(now, *e, "target_unreachable", {});
+        return;
+    }
+    e->busy.push_back(m.target.replica);
+    e->last_busy = m.target.replica;
+    next_target(now, *e);
+}
+
+void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::HandoffDone& m) {
+    Entry* e = current(m.ref, from);
+    if (e == nullptr || e->decode != from || e->state != State::kPrefill) return;
+    e->state = State::kDecode;
+    give_budget_back(*e);
+    served(*e, from.replica);
+    count(handoffs, m.mover);
+    count(handoff_bytes, m.mover, m.bytes);
+}
+
+void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::SequenceFailed& m) {
+    Entry* found = current(m.ref, from);
+    if (found == nullptr) return;
+    Entry& e = *found;
+    if (from != e.decode && !e.needs_prefill()) return;  // P's leg is over; D has it all
+    const auto code = static_cast<ErrorCode>(m.code);
+    e.last_failure = m.reason.substr(0, 64);
+    switch (code) {
+        case ErrorCode::kInvalidArgument:
+        case ErrorCode::kContextTooLong:
+        case ErrorCode::kUnsupported:
+        case ErrorCode::kTimeout:
+            release_legs(e, from);
+            end(e, wire::Finish::kNone, {code, e.last_failure, {}});
+            return;
+        case ErrorCode::kOverloaded: retry_full_queue(now, e, from); return;
+        default: new_attempt(now, e, e.last_failure.empty() ? "failed" : e.last_failure, from); return;
+    }
+}
+
+void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::Fallback& m) {
+    Entry* e = current(m.ref, from);
+    if (e == nullptr || e->decode != from) return;
+    count(fallbacks, m.reason);
+    if (e->state == State::kPrefill) e->state = State::kDecode;
+}
+
+}  // namespace baton::pd
