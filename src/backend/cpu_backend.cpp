@@ -1,0 +1,224 @@
+#include "backend/cpu_backend.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace baton::backend {
+
+namespace {
+
+constexpr uint32_t kInlineRows = 4;        // fewer rows than this are not worth waking a thread for
+constexpr size_t kChunkBytes = 24 * 1024;  // weights a thread claims at once when decoding
+constexpr size_t kChunkMacs = size_t{1} << 20;
+constexpr size_t kChunkRows = 128;
+
+size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+struct CpuBackend::Progress {
+    const std::function<void(uint32_t)>& layer_done;
+    uint32_t layer = 0;
+    bool pending = false;
+    void operator()() {
+        if (!pending) return;
+        pending = false;
+        if (layer_done) layer_done(layer);
+    }
+};
+
+Expected<void> CpuBackend::forward(const Batch& batch, std::span<float> logits,
+                                   const std::function<void(uint32_t layer)>& layer_done) {
+    BATON_TRY(check(batch, logits));
+    start(batch);
+    Progress progress{layer_done};
+    for (uint32_t layer = 0; layer < program_.shape.layers; ++layer) run_layer(layer, progress);
+    progress();
+    head(batch, logits);
+    return {};
+}
+
+/// Embedding rows and rotations of the batch.
+void CpuBackend::start(const Batch& batch) {
+    rows_.clear();
+    for (const Slice& s : batch.slices) {
+        for (uint32_t i = 0; i < s.tokens; ++i) {
+            const uint32_t position = s.position + i;
+            rows_.push_back({position, s.blocks[position / options_.block_tokens]});
+        }
+    }
+    attention_->prepare(batch);
+    const std::function<void(uint32_t)> none;
+    Progress quiet{none};
+    each_row(static_cast<uint32_t>(rows_.size()), quiet, [&](uint32_t row) { embed(batch.tokens[row], row); });
+}
+
+void CpuBackend::embed(TokenId token, uint32_t row) {
+    tensor::dequantize_row(embedding_.dtype, embedding_.row(static_cast<size_t>(token)), slot(Slot::kHidden, row),
+                           program_.shape.hidden);
+    const size_t half = program_.shape.head_dim / 2;
+    const auto position = static_cast<float>(rows_[row].position);
+    for (size_t i = 0; i < half; ++i) {
+        // The angle is an f32 product as in the models' reference code; its sine and cosine are then exact to f32.
+        const auto angle = static_cast<double>(position * rope_.inv_freq[i]);
+        act_.cos[row * half + i] = static_cast<float>(std::cos(angle)) * rope_.scale;
+        act_.sin[row * half + i] = static_cast<float>(std::sin(angle)) * rope_.scale;
+    }
+}
+
+void CpuBackend::run_layer(uint32_t layer, Progress& progress) {
+    for (const Stage& stage : program_.layers[layer]) {
+        if (const auto* rows = std::get_if<RowStage>(&stage)) {
+            run_rows(layer, rows->ops, progress);
+        } else if (const auto* products = std::get_if<ProductStage>(&stage)) {
+            run_products(layer, *products, progress);
+        } else {
+            attention_->run(pool_, layer, slot(Slot::kQ, 0), slot(Slot::kAttn, 0), progress);
+        }
+    }
+}
+
+template <class Fn>
+void CpuBackend::each_row(uint32_t rows, Progress& progress, const Fn& fn) {
+    if (rows <= kInlineRows) {
+        for (uint32_t r = 0; r < rows; ++r) fn(r);
+        return;
+    }
+    const uint32_t per_chunk = std::clamp(rows / (pool_.threads() * 4), 1u, 16u);
+    pool_.run(
+        static_cast<uint32_t>(ceil_div(rows, per_chunk)),
+        [&](uint32_t chunk, uint32_t) {
+            for (uint32_t r = chunk * per_chunk; r < std::min(rows, (chunk + 1) * per_chunk); ++r) fn(r);
+        },
+        progress);
+}
+
+/// From here on the KV of `layer` may be complete: says so once the next stage has been handed to the threads.
+void CpuBackend::run_rows(uint32_t layer, const std::vector<RowOp>& ops, Progress& progress) {
+    each_row(static_cast<uint32_t>(rows_.size()), progress, [&](uint32_t row) {
+        for (const RowOp& op : ops) row_op(op, layer, row);
+    });
+    for (const RowOp& op : ops) {
+        if (!std::holds_alternative<AppendOp>(op)) continue;
+        progress.layer = layer;
+        progress.pending = true;
+    }
+}
+
+void CpuBackend::row_op(const RowOp& op, uint32_t layer, uint32_t row) {
+    const ModelShape& s = program_.shape;
+    if (const auto* n = std::get_if<NormOp>(&op)) {
+        norm(*n, row, row);
+    } else if (std::holds_alternative<RopeOp>(op)) {
+        const size_t half = s.head_dim / 2;
+        const float* cos = act_.cos + row * half;
+        const float* sin = act_.sin + row * half;
+        float* q = slot(Slot::kQ, row);
+        float* k = slot(Slot::kK, row);
+        for (uint32_t h = 0; h < s.heads; ++h) kernels_.rope(q + size_t{h} * s.head_dim, cos, sin, half);
+        for (uint32_t h = 0; h < s.kv_heads; ++h) kernels_.rope(k + size_t{h} * s.head_dim, cos, sin, half);
+    } else if (std::holds_alternative<AppendOp>(op)) {
+        pages_.append(layer, rows_[row].block, rows_[row].position, slot(Slot::kK, row), slot(Slot::kV, row));
+    } else {
+        kernels_.swiglu(slot(Slot::kGate, row), slot(Slot::kUp, row), slot(Slot::kAct, row), s.ffn);
+    }
+}
+
+void CpuBackend::norm(const NormOp& op, uint32_t row_in, uint32_t row_out) {
+    const float* in = slot(op.in, row_in);
+    float* out = slot(op.out, row_out);
+    const size_t n = op.weight.size();
+    for (uint32_t g = 0; g < op.groups; ++g)
+        kernels_.rms_norm(in + g * n, op.weight.data(), out + g * n, n, op.eps);
+}
+
+void CpuBackend::prepare_row(ActKind kind, const float* in, size_t width, uint32_t row) {
+    if (kind == ActKind::kInt8)
+        kernels_.quantize_row(in, width, act_.q + row * width, act_.meta + row * (width / 8));
+    if (kind == ActKind::kBF16) kernels_.bf16_row(in, width, act_.bf16 + row * width);
+}
+
+ActView CpuBackend::act_view(const float* in, size_t width) const {
+    return {act_.q, act_.meta, act_.bf16, in, width};
+}
+
+void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progress& progress) {
+    const size_t width = slot_width(program_.shape, stage.in);
+    const auto rows = static_cast<uint32_t>(rows_.size());
+    bool wants[3] = {};
+    size_t groups = 0, bytes = 0;
+    for (const Product& p : stage.products) {
+        wants[static_cast<size_t>(kernels_.act_kind(p.weight.kind))] = true;
+        groups += p.weight.groups;
+        bytes += p.weight.groups * p.weight.group_bytes;
+    }
+    bool appends = false;
+    for (const RowOp& op : stage.before) appends = appends || std::holds_alternative<AppendOp>(op);
+    each_row(rows, progress, [&](uint32_t row) {
+        for (const RowOp& op : stage.before) row_op(op, layer, row);
+        for (size_t k = 0; k < 2; ++k)
+            if (wants[k]) prepare_row(static_cast<ActKind>(k), slot(stage.in, row), width, row);
+    });
+    if (appends) progress.layer = layer, progress.pending = true;
+    if (stage.swiglu) groups /= 2;
+    const size_t unit_bytes = bytes / groups;
+    const size_t unit_macs = std::min<size_t>(rows, kChunkRows) * width * kGroupRows;
+    const size_t fill = ceil_div(groups, size_t{pool_.threads()} * 2);
+    const size_t per_chunk =
+        std::clamp<size_t>(rows > 1 ? kChunkMacs / unit_macs : kChunkBytes / unit_bytes, 1, fill);
+    const size_t n_chunks = ceil_div(groups, per_chunk), m_chunks = ceil_div(rows, kChunkRows);
+    pool_.run(
+        static_cast<uint32_t>(n_chunks * m_chunks),
+        [&](uint32_t chunk, uint32_t) {
+            const size_t n = chunk / m_chunks, m = chunk % m_chunks * kChunkRows;
+            products_chunk(stage, n * per_chunk, std::min(groups, (n + 1) * per_chunk), m,
+                           std::min<size_t>(rows, m + kChunkRows));
+        },
+        progress);
+}
+
+/// Groups [first, last), counted through all products of the stage, for rows [m0, m1).
+void CpuBackend::products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1) {
+    const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in));
+    size_t base = 0;
+    for (const Product& p : stage.products) {
+        const size_t g0 = std::max(first, base) - base;
+        const size_t g1 = std::min(last, base + p.weight.groups);
+        if (g1 > base + g0) {
+            const OutView out{slot(p.out, 0), p.weight.rows, p.bias.empty() ? nullptr : p.bias.data(), p.add};
+            kernels_.gemm(p.weight.view(), g0, g1 - base, a, m0, m1, out);
+        }
+        if (!stage.swiglu) base += p.weight.groups;
+    }
+    if (!stage.swiglu) return;
+    const size_t n0 = first * kGroupRows, n = std::min<size_t>(last * kGroupRows, program_.shape.ffn) - n0;
+    for (size_t m = m0; m < m1; ++m) {
+        const auto row = static_cast<uint32_t>(m);
+        kernels_.swiglu(slot(Slot::kGate, row) + n0, slot(Slot::kUp, row) + n0, slot(Slot::kAct, row) + n0, n);
+    }
+}
+
+/// Final norm and head for the last rows of the slices that want logits.
+void CpuBackend::head(const Batch& batch, std::span<float> logits) {
+    const size_t width = program_.shape.hidden;
+    const PackedView w = program_.head.view();
+    const ActKind kind = kernels_.act_kind(w.kind);
+    uint32_t row = 0, rows = 0;
+    for (const Slice& s : batch.slices) {
+        row += s.tokens;
+        if (!s.logits) continue;
+        norm(program_.final_norm, row - 1, rows);
+        prepare_row(kind, slot(Slot::kNorm, rows), width, rows);
+        ++rows;
+    }
+    if (rows == 0) return;
+    const ActView a = act_view(slot(Slot::kNorm, 0), width);
+    const OutView out{logits.data(), program_.shape.vocab, nullptr, false};
+    const size_t per_chunk = std::clamp<size_t>(rows > 1 ? kChunkMacs / (rows * width * kGroupRows)
+                                                         : 2 * kChunkBytes / w.group_bytes, 1, w.groups);
+    pool_.run(static_cast<uint32_t>(ceil_div(w.groups, per_chunk)), [&](uint32_t chunk, uint32_t) {
+        kernels_.gemm(w, chunk * per_chunk, std::min(w.groups, (chunk + 1) * per_chunk), a, 0, rows, out);
+    });
+}
+
+}  // namespace baton::backend

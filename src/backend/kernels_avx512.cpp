@@ -1,0 +1,29 @@
+// The avx512 kernels. Includes nothing with inline functions: code of this unit's instruction set must not be what the
+// linker keeps for the rest of the program.
+// gcc 12 takes the undefined pass-through operands inside its own AVX-512 intrinsics for our mistakes.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "backend/kernels.hpp"
+
+namespace baton::backend {
+namespace {
+#include "backend/vec_avx512.inl"
+#include "backend/kernels_body.inl"
+#include "backend/attend_body.inl"
+
+void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
+    if (kHasBf16Dot && !kv_f32) {
+        attend_finish<true>(acc, l, out, head_dim);
+    } else {
+        attend_finish<false>(acc, l, out, head_dim);
+    }
+}
+
+constexpr Kernels kKernels{"avx512", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
+}  // namespace
+
+const Kernels& kernels_avx512() { return kKernels; }
+
+}  // namespace baton::backend

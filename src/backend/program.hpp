@@ -1,0 +1,69 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "backend/pack.hpp"
+#include "backend/thread_pool.hpp"
+#include "baton/backend/plan.hpp"
+#include "baton/base/error.hpp"
+
+namespace baton::backend {
+
+/// Work on single rows: normalisation, rotation, KV append, activation.
+struct NormOp {
+    Slot in;
+    Slot out;
+    std::vector<float> weight;
+    float eps;
+    uint32_t groups;
+};
+struct RopeOp {};
+struct AppendOp {};
+struct SwiGluOp {};
+using RowOp = std::variant<NormOp, RopeOp, AppendOp, SwiGluOp>;
+
+/// One matrix product of a stage.
+struct Product {
+    PackedMatrix weight;
+    std::vector<float> bias;  ///< empty: none
+    Slot out;
+    bool add;
+};
+
+/// Row work alone.
+struct RowStage {
+    std::vector<RowOp> ops;
+};
+/// Row work, then products that all read `in`, in one pass over the weights. With `swiglu` the two products are gate
+/// and up, and kAct is computed as soon as a piece of both is there.
+struct ProductStage {
+    std::vector<RowOp> before;
+    Slot in;
+    std::vector<Product> products;
+    bool swiglu = false;
+};
+struct AttentionStage {};
+using Stage = std::variant<RowStage, ProductStage, AttentionStage>;
+
+/// A plan lowered for the CPU.
+struct Program {
+    ModelShape shape;
+    std::vector<std::vector<Stage>> layers;
+    NormOp final_norm;
+    PackedMatrix head;
+};
+
+/// Elements of a row of `slot`.
+[[nodiscard]] size_t slot_width(const ModelShape& shape, Slot slot);
+
+/// Checks the shape's own limits: sizes not 0, head_dim even and at most 256, kv_heads divides heads.
+[[nodiscard]] Expected<void> check_shape(const ModelShape& shape);
+
+/// Checks every tensor of `plan` against its shape and repacks the weights. Errors: kInvalidArgument for a plan that
+/// does not fit together, kUnsupported for one the CPU kernels cannot run.
+[[nodiscard]] Expected<Program> lower(const Plan& plan, ThreadPool& pool);
+
+}  // namespace baton::backend
