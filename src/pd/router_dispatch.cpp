@@ -115,7 +115,9 @@ void Router::Impl::new_attempt(TimeMs now, Entry& e, std::string_view reason, wi
             {ErrorCode::kUnavailable, "gave up after " + std::to_string(e.tries) + " attempts, the last one ended with " + e.last_failure, {}});
         return;
     }
-    if (e.tries <= 1) {
+    // Without a replica to go to it ends at once, in pump.
+    const bool hopeless = !ring.any(Role::kDecode) && !ring.any(Role::kHybrid);
+    if (e.tries <= 1 || hopeless) {
         set_wake(e, kNever);
         enqueue(e);
         return;
