@@ -16,7 +16,8 @@ struct ReplicaPlacement {
     Role role = Role::kHybrid;
     std::string replica_uid;        ///< stripped; default "<model_uid>-<index>" filled by resolve_launch
     std::string worker_ip;          ///< "" any worker
-    std::optional<int64_t> n_gpu;   ///< none: auto
+    std::optional<int64_t> n_gpu;   ///< none: auto; 0: the CPU; -1: an ordinary launch's n_gpu that is not positive,
+                                    ///< which resolve_launch refuses
     std::vector<int64_t> gpu_idx;
 };
 
@@ -44,6 +45,7 @@ struct LaunchRequest {
     std::string dtype, kv_dtype, kv_layout, mover;
     bool verify_handoff = false, snapshot_read_always = false;
     std::optional<bool> snapshots;
+    std::optional<bool> enable_thinking;  ///< default of chat_template_kwargs.enable_thinking
     std::string fault;              ///< accepted only where the daemon allows fault hooks
     std::string raw_json;           ///< the body, for the state file
 };
@@ -56,7 +58,8 @@ struct WorkerView {
 
 /// Parses and checks a launch body by itself: checks 1–17, 23 of the replica_config rules, in that order, before any
 /// side effect. Unknown top-level keys are never an error.
-[[nodiscard]] Expected<LaunchRequest> parse_launch(std::string_view body);
+/// `local_only` (a single-host `serve`) takes n_worker as 1 whatever it says, as the reference does.
+[[nodiscard]] Expected<LaunchRequest> parse_launch(std::string_view body, bool local_only = false);
 /// Checks that need the cluster (18–22b) and fills worker addresses. `local_only`: a single-host `serve`, where any
 /// worker_ip means the local worker (the caller logs `warnings`).
 [[nodiscard]] Expected<LaunchRequest> resolve_launch(LaunchRequest request, const std::vector<WorkerView>& workers,

@@ -49,11 +49,27 @@ struct WorkerSettings {
     std::string link_secret;       ///< from the environment or the config file
 };
 
+/// Arguments after `baton worker`: only what differs from the defaults. Without link_secret, which travels in the
+/// environment (BATON_LINK_SECRET).
+[[nodiscard]] std::vector<std::string> to_args(const WorkerSettings& settings);
+/// The reverse. kInvalidArgument names the argument that is wrong.
+[[nodiscard]] Expected<WorkerSettings> parse_worker_args(const std::vector<std::string>& args);
+/// Checks between the fields of a worker: where the supervisor is, a secret for TCP, a usable address.
+[[nodiscard]] Expected<void> check(const WorkerSettings& settings);
+
+/// Folder for downloads: BATON_CACHE_DIR, $XDG_CACHE_HOME/baton, /var/cache/baton as root, else ~/.cache/baton.
+[[nodiscard]] std::string default_cache_dir();
+/// Folder for deployments and sockets: $XDG_STATE_HOME/baton, /var/lib/baton as root, else ~/.local/state/baton.
+[[nodiscard]] std::string default_state_dir();
+
 /// Reads and applies a JSON file. kInvalidArgument with the path of the key.
 [[nodiscard]] Expected<void> apply_file(SupervisorSettings& settings, std::string_view json_text);
 /// BATON_HOST, BATON_PORT, … (docs/CONFIG.md).
 [[nodiscard]] Expected<void> apply_environment(SupervisorSettings& settings);
-/// Last checks between fields.
+/// Applies one setting by its key (as in the JSON file) from text: what the command line and the environment do.
+[[nodiscard]] Expected<void> apply_text(SupervisorSettings& settings, std::string_view key, std::string_view value);
+/// Last checks between fields; fills the default folders and replaces "${cache_dir}" in the model paths of start-up
+/// deployments.
 [[nodiscard]] Expected<void> check(SupervisorSettings& settings);
 /// The text of docs/CONFIG.md.
 [[nodiscard]] std::string describe_settings_markdown();

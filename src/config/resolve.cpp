@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "config/launch_fields.hpp"
+
+namespace baton::config {
+namespace {
+
+std::string list_of(const std::vector<WorkerView>& workers) {
+    std::string out = "[";
+    for (const auto& w : workers) out += (out.size() > 1 ? ", '" : "'") + w.address + "'";
+    return out + "]";
+}
+
+template <class T>
+std::string list_of_numbers(const std::vector<T>& numbers) {
+    std::string out = "[";
+    for (const auto& n : numbers) out += (out.size() > 1 ? ", " : "") + std::to_string(n);
+    return out + "]";
+}
+
+/// "10.0.0.1:9000" → "10.0.0.1"; "[::1]:9000" → "[::1]".
+std::string_view host_of(std::string_view address) { return address.substr(0, address.rfind(':')); }
+
+/// Chooses workers and GPUs for the placements of one launch, spreading them evenly.
+class Placer {
+  public:
+    Placer(const std::vector<WorkerView>& workers, bool local_only) : workers_(workers), local_only_(local_only) {}
+
+    Expected<void> place(ReplicaPlacement& p, size_t i, bool from_config, std::vector<std::string>& warnings) {
+        BATON_TRY_ASSIGN(const WorkerView* worker, choose_worker(p, i, from_config, warnings));
+        BATON_TRY(choose_gpus(p, *worker, i, from_config));
+        p.worker_ip = worker->address;
+        ++replicas_[worker->address];
+        return {};
+    }
+
+  private:
+    const WorkerView* least_used(std::string_view host) {
+        const WorkerView* best = nullptr;
+        for (const auto& w : workers_)
+            if ((host.empty() || host_of(w.address) == host) &&
+                (best == nullptr || replicas_[w.address] < replicas_[best->address]))
+                best = &w;
+        return best;
+    }
+
+    Expected<const WorkerView*> choose_worker(const ReplicaPlacement& p, size_t i, bool from_config,
+                                              std::vector<std::string>& warnings) {
+        if (workers_.empty())
+            return fail(ErrorCode::kUnavailable, "No available worker found. Registered workers: []");
+        if (p.worker_ip.empty() && (local_only_ || !from_config)) return least_used({});
+        for (const auto& w : workers_)
+            if (w.address == p.worker_ip) return &w;
+        if (local_only_) {
+            warnings.push_back("worker_ip " + in_quotes(p.worker_ip) + " of replica " + std::to_string(i) +
+                               " is not the local worker " + workers_.front().address + ", which runs it all the same");
+            return &workers_.front();
+        }
+        if (from_config)
+            return bad("replica_config[" + std::to_string(i) + "].worker_ip " + in_quotes(p.worker_ip) +
+                           " is not in the cluster. Registered workers: " + list_of(workers_) + ".",
+                       "replica_config");
+        // A bare host of an ordinary launch means all its workers.
+        if (const WorkerView* w = least_used(p.worker_ip)) return w;
+        return bad("Worker ip address " + in_quotes(p.worker_ip) + " is not in the cluster. Registered workers: " +
+                       list_of(workers_) + ".",
+                   "worker_ip");
+    }
+
+    Expected<void> choose_gpus(ReplicaPlacement& p, const WorkerView& worker, size_t i, bool from_config) {
+        const auto have = static_cast<int64_t>(worker.gpus.size());
+        if (!p.gpu_idx.empty()) {
+            const bool visible = std::all_of(p.gpu_idx.begin(), p.gpu_idx.end(), [&](int64_t g) {
+                return std::any_of(worker.gpus.begin(), worker.gpus.end(), [&](uint32_t have_g) { return have_g == g; });
+            });
+            const std::string field = from_config ? "replica_config[" + std::to_string(i) + "].gpu_idx" : "gpu_idx";
+            if (!visible)
+                return bad(field + " " + list_of_numbers(p.gpu_idx) + " is not visible on worker " + worker.address +
+                               "; visible GPU indexes: " + list_of_numbers(worker.gpus),
+                           from_config ? "replica_config" : "gpu_idx");
+            p.n_gpu = static_cast<int64_t>(p.gpu_idx.size());
+        }
+        if (!p.n_gpu) p.n_gpu = have > 0 ? 1 : 0;
+        if (*p.n_gpu < 0 || *p.n_gpu > have)
+            return bad("The parameter `n_gpu` must be greater than 0 and not greater than the number of GPUs: " +
+                           std::to_string(have) + " on the machine.",
+                       from_config ? "replica_config" : "n_gpu");
+        while (static_cast<int64_t>(p.gpu_idx.size()) < *p.n_gpu) p.gpu_idx.push_back(next_gpu(worker));
+        for (const int64_t g : p.gpu_idx) ++on_gpu_[{worker.address, g}];
+        return {};
+    }
+
+    int64_t next_gpu(const WorkerView& worker) {
+        int64_t best = worker.gpus.front();
+        for (const uint32_t g : worker.gpus)
+            if (on_gpu_[{worker.address, g}] < on_gpu_[{worker.address, best}]) best = g;
+        return best;
+    }
+
+    const std::vector<WorkerView>& workers_;
+    bool local_only_;
+    std::map<std::string, size_t> replicas_;
+    std::map<std::pair<std::string, int64_t>, size_t> on_gpu_;
+};
+
+/// Check 22b: only a local worker's files can be seen from here; another host's replica reports them itself.
+Expected<void> check_model_path(const LaunchRequest& request, const std::vector<WorkerView>& workers) {
+    if (request.model_path.empty()) return {};
+    const bool local = std::all_of(request.placements.begin(), request.placements.end(), [&](const ReplicaPlacement& p) {
+        return std::any_of(workers.begin(), workers.end(),
+                           [&](const WorkerView& w) { return w.local && w.address == p.worker_ip; });
+    });
+    std::error_code ignored;
+    if (local && !std::filesystem::exists(request.model_path, ignored))
+        return bad("Invalid input. `model_path`: " + request.model_path + " File or directory does not exist.",
+                   "model_path");
+    return {};
+}
+
+}  // namespace
+
+Expected<LaunchRequest> resolve_launch(LaunchRequest request, const std::vector<WorkerView>& workers, bool local_only,
+                                       std::vector<std::string>& warnings) {
+    if (!request.model_uid.empty()) {
+        BATON_TRY(check_replica_uids(request));
+        for (size_t i = 0; i < request.placements.size(); ++i)
+            if (auto& uid = request.placements[i].replica_uid; uid.empty())
+                uid = request.model_uid + "-" + std::to_string(i);
+    }
+    Placer placer(workers, local_only);
+    for (size_t i = 0; i < request.placements.size(); ++i)
+        BATON_TRY(placer.place(request.placements[i], i, request.from_replica_config, warnings));
+    BATON_TRY(check_model_path(request, workers));
+    if (!request.model_uid.empty()) BATON_TRY(check_model_uid(request.model_uid));
+    return request;
+}
+
+}  // namespace baton::config
