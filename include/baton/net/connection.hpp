@@ -10,6 +10,7 @@
 
 #include "baton/base/error.hpp"
 #include "baton/base/fd.hpp"
+#include "baton/base/limits.hpp"
 #include "baton/wire/messages.hpp"
 
 namespace baton::net {
@@ -30,7 +31,8 @@ struct Identity {
 
 /// A framed, authenticated message link. Created by connect() or a Listener; silent until start().
 /// Sends a Heartbeat every second and closes when the other side is silent for limits::kSilenceMs.
-/// Handlers run on the io_context the link was made with; send() and close() may be called from any thread.
+/// Handlers run on the io_context the link was made with, one at a time; start(), send() and close() may be called from
+/// any thread and never run a handler before they return. The io_context must outlive the link.
 class Connection {
   public:
     struct Received {
@@ -47,7 +49,8 @@ class Connection {
     /// Queues a message. Past `Options::queue_bytes_max` of unsent bytes the connection closes (a peer that does not
     /// read). `fds` are duplicated.
     virtual void send(const wire::Message& message, std::vector<std::byte> payload = {}, std::vector<int> fds = {}) = 0;
-    /// Sends what is queued for at most a second, then closes.
+    /// Sends what is queued for at most a second, then closes: on_close comes with kCancelled. From now on on_message
+    /// is not called. Also needed to let go of a started link: it keeps itself (and its handlers) until it is closed.
     virtual void close() = 0;
     /// The other side's Hello.
     [[nodiscard]] virtual const wire::Hello& peer() const = 0;
@@ -59,7 +62,8 @@ class Connection {
 
 struct Options {
     size_t queue_bytes_max = 256u * 1024 * 1024;
-    int64_t silence_ms = 5'000;
+    int64_t silence_ms = limits::kSilenceMs;
+    int64_t handshake_ms = limits::kHandshakeTimeoutMs;  ///< for a stranger at a Listener
 };
 
 using ConnectDone = std::function<void(Expected<std::shared_ptr<Connection>>)>;
@@ -68,10 +72,13 @@ void connect(boost::asio::io_context& io, const Endpoint& to, Identity self, int
              Options options = {});
 
 /// Accepts links on a unix socket (0600) and/or a TCP address until destroyed. Unauthenticated peers get
-/// limits::kHandshakeTimeoutMs and at most 64 of them wait at once.
+/// limits::kHandshakeTimeoutMs and at most 64 of them wait at once (the one that waits longest makes room). Destroy it on
+/// the io_context's thread, or when that does not run: on_link is not called afterwards.
 class Listener {
   public:
     using OnLink = std::function<void(std::shared_ptr<Connection>)>;
+    /// kInvalidArgument for a bad address, a socket path over 107 bytes, or a TCP address beyond loopback without a secret;
+    /// kUnavailable when another process listens on the path. A stale socket file is replaced.
     /// Port 0 picks one; endpoint() tells. `self.kind/name` answer the Hello.
     static Expected<std::unique_ptr<Listener>> listen(boost::asio::io_context& io, const Endpoint& at, Identity self,
                                                       OnLink on_link, Options options = {});

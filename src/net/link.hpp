@@ -1,0 +1,112 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/net/connection.hpp"
+#include "net/frame_reader.hpp"
+#include "net/handshake.hpp"
+
+namespace baton::net {
+
+/// A connected socket that shakes hands and then is a Connection. All members without a mark run on the strand.
+/// The io_context must outlive it.
+class Link final : public Connection, public std::enable_shared_from_this<Link> {
+  public:
+    using ReadyDone = std::function<void(Expected<std::shared_ptr<Link>>)>;
+
+    Link(boost::asio::io_context& io, UniqueFd fd, Side side, Identity self, Options options);
+    ~Link() override;
+
+    /// Begins the handshake; `done` runs once, on the strand. Any thread.
+    void shake_hands(int64_t timeout_ms, ReadyDone done);
+    /// Ends it now with this error. Any thread.
+    void abort(Error error);
+
+    void start(Handlers handlers) override;
+    void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int> fds) override;
+    void close() override;
+    [[nodiscard]] const wire::Hello& peer() const override { return handshake_.peer(); }
+    [[nodiscard]] std::string remote() const override { return remote_; }
+    [[nodiscard]] std::string local_ip() const override { return local_ip_; }
+    [[nodiscard]] size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
+
+  private:
+    enum class Phase : uint8_t {
+        kShaking,
+        kReady,    ///< waits for start()
+        kRunning,
+        kClosing,  ///< sends the rest, reads nothing but the end
+        kClosed,
+    };
+    struct Frame {
+        std::vector<std::byte> head;
+        std::vector<std::byte> payload;
+        std::vector<UniqueFd> fds;
+        size_t sent = 0;
+        [[nodiscard]] size_t bytes() const { return head.size() + payload.size(); }
+    };
+
+    template <class F>
+    void guarded(F&& body);
+    template <class F>
+    void on_strand(F body);
+
+    void wait_readable();
+    void read_some();
+    bool read_once(size_t& budget);
+    bool take_frames();
+    bool on_frame(Received received);
+    bool on_handshake(const wire::Message& message);
+
+    void flush();
+    bool write_once();
+    void drop_sent(size_t bytes);
+    void finish_if_closing();
+
+    void arm_tick();
+    void on_tick();
+    void fail_with(Error error);
+
+    boost::asio::strand<boost::asio::io_context::executor_type> strand_;
+    boost::asio::posix::stream_descriptor socket_;
+    boost::asio::steady_timer tick_;
+    boost::asio::steady_timer deadline_;
+    const Options options_;
+    const bool unix_;
+    std::string remote_;
+    std::string local_ip_;
+
+    Phase phase_ = Phase::kShaking;
+    Handshake handshake_;
+    ReadyDone ready_done_;
+    Handlers handlers_;
+    FrameReader reader_;
+    bool reading_ = false;   ///< a wait for readability is pending
+    bool writing_ = false;   ///< a wait for writability is pending
+    bool half_closed_ = false;
+    std::deque<Frame> outgoing_;
+    uint64_t heartbeats_ = 0;
+    int64_t heartbeat_ms_ = 0;
+    TimeMs last_heard_;
+    TimeMs last_tick_;
+
+    std::mutex mutex_;             ///< guards pending_ and flush_posted_
+    std::vector<Frame> pending_;   ///< frames of send() not taken by the strand yet
+    bool flush_posted_ = false;
+    std::atomic<size_t> queued_bytes_{0};
+    std::atomic<bool> refuse_sends_{false};
+};
+
+}  // namespace baton::net

@@ -1,0 +1,308 @@
+#include "baton/net/connection.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+#include "net_harness.hpp"
+
+namespace baton::net::test {
+namespace {
+
+using boost::asio::io_context;
+
+std::vector<std::byte> random_bytes(size_t n, uint32_t seed) {
+    std::mt19937 rng(seed);
+    std::vector<std::byte> out(n);
+    for (auto& b : out) b = static_cast<std::byte>(rng());
+    return out;
+}
+
+wire::ExtentHeader extent_of(const std::vector<std::byte>& bytes) {
+    wire::ExtentHeader h;
+    h.bytes = bytes.size();
+    return h;
+}
+
+class ConnectionOver : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Transports, ConnectionOver, testing::Values(false, true),
+                         [](const auto& p) { return p.param ? "Tcp" : "Unix"; });
+
+TEST_P(ConnectionOver, BothEndsKnowEachOther) {
+    io_context io;
+    Pair p(io, GetParam());
+    EXPECT_EQ(p.a.link->peer().kind, "replica");
+    EXPECT_EQ(p.a.link->peer().name, "server");
+    EXPECT_EQ(p.b.link->peer().kind, "peer");
+    EXPECT_EQ(p.b.link->peer().name, "client");
+    EXPECT_EQ(p.a.link->local_ip(), GetParam() ? "127.0.0.1" : "");
+    if (GetParam()) {
+        EXPECT_EQ(p.a.link->remote(), p.listener->endpoint().tcp_address);
+    } else {
+        EXPECT_EQ(p.a.link->remote(), "unix");
+    }
+    p.end(io);
+    EXPECT_EQ(p.listener->refused(), 0u);
+}
+
+TEST_P(ConnectionOver, ManySmallMessagesArriveInOrder) {
+    io_context io;
+    Pair p(io, GetParam());
+    constexpr uint64_t kCount = 20'000;
+    for (uint64_t i = 0; i < kCount; ++i) p.a.link->send(wire::Release{{i}, true});
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == kCount; }));
+    for (uint64_t i = 0; i < kCount; ++i) {
+        const auto* r = std::get_if<wire::Release>(&p.b.heard[i].message);
+        ASSERT_NE(r, nullptr);
+        ASSERT_EQ(r->offer.value, i);
+    }
+    EXPECT_EQ(p.a.link->queued_bytes(), 0u);
+    p.end(io);
+}
+
+TEST_P(ConnectionOver, PayloadsOfEverySizeArriveWhole) {
+    io_context io;
+    Pair p(io, GetParam());
+    std::vector<std::vector<std::byte>> sent;
+    uint32_t seed = 0;
+    for (const size_t n : {size_t{0}, size_t{1}, size_t{11}, size_t{8191}, size_t{8192}, size_t{65'000}, size_t{65'536},
+                           size_t{65'537}, size_t{1'000'003}, size_t{4} << 20, size_t{30} << 20}) {
+        sent.push_back(random_bytes(n, ++seed));
+        p.a.link->send(extent_of(sent.back()), sent.back());
+        p.a.link->send(wire::Accept{{n}, 0});
+        // The other way at the same time.
+        p.b.link->send(extent_of(sent.back()), sent.back());
+    }
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == 2 * sent.size() && p.a.heard.size() == sent.size(); }));
+    for (size_t i = 0; i < sent.size(); ++i) {
+        ASSERT_TRUE(std::holds_alternative<wire::ExtentHeader>(p.b.heard[2 * i].message));
+        EXPECT_TRUE(p.b.heard[2 * i].payload == sent[i]);
+        EXPECT_TRUE(p.a.heard[i].payload == sent[i]);
+        EXPECT_TRUE(p.b.heard[2 * i + 1].payload.empty());
+    }
+    p.end(io);
+}
+
+TEST_P(ConnectionOver, LargeBodiesArrive) {
+    io_context io;
+    Pair p(io, GetParam());
+    wire::Prefill m;
+    m.sequence.prompt.resize(1 << 20);
+    for (size_t i = 0; i < m.sequence.prompt.size(); ++i) m.sequence.prompt[i] = static_cast<TokenId>(i * 2654435761u >> 8);
+    p.a.link->send(m);
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == 1; }));
+    const auto* got = std::get_if<wire::Prefill>(&p.b.heard[0].message);
+    ASSERT_NE(got, nullptr);
+    EXPECT_EQ(got->sequence.prompt, m.sequence.prompt);
+    p.end(io);
+}
+
+TEST_P(ConnectionOver, ThreadsMaySendAtOnce) {
+    io_context io;
+    Pair p(io, GetParam());
+    constexpr int kThreads = 4;
+    constexpr uint64_t kEach = 2'000;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+            for (uint64_t i = 0; i < kEach; ++i)
+                p.a.link->send(wire::Accept{{i}, static_cast<uint32_t>(t)});
+        });
+    EXPECT_TRUE(pump(io, [&] { return p.b.heard.size() == kThreads * kEach; }));
+    for (auto& t : threads) t.join();
+    std::array<uint64_t, kThreads> next{};
+    for (const auto& r : p.b.heard) {
+        const auto& m = std::get<wire::Accept>(r.message);
+        ASSERT_EQ(m.offer.value, next.at(m.have_blocks)++);  // each thread's own order is kept
+    }
+    p.end(io);
+}
+
+TEST_P(ConnectionOver, CloseSendsWhatIsQueued) {
+    io_context io;
+    Pair p(io, GetParam());
+    const auto bytes = random_bytes(2 << 20, 1);
+    p.b.link->send(wire::Accept{{7}, 0});  // unread by the closing end: must not destroy what it sent
+    for (int i = 0; i < 5; ++i) p.a.link->send(extent_of(bytes), bytes);
+    p.a.link->close();
+    ASSERT_TRUE(pump(io, [&] { return p.a.closed.size() == 1 && p.b.closed.size() == 1; }));
+    EXPECT_EQ(p.b.heard.size(), 5u);
+    EXPECT_EQ(p.a.closed[0].code, ErrorCode::kCancelled);
+    EXPECT_EQ(p.b.closed[0].code, ErrorCode::kPeerLost);
+    p.a.link->send(wire::Accept{});  // harmless
+    p.a.link->close();
+    io.restart();
+    io.poll();
+    EXPECT_EQ(p.a.closed.size(), 1u);
+}
+
+TEST_P(ConnectionOver, EachMessageIsAnsweredAtOnce) {
+    io_context io;
+    Pair p(io, GetParam());
+    End &a = p.a, &b = p.b;
+    a.link->send(wire::Accept{{1}, 0});
+    for (uint64_t i = 1; i <= 500; ++i) {
+        ASSERT_TRUE(pump(io, [&] { return b.heard.size() == i; }));
+        b.link->send(wire::Accept{{i}, 0});
+        ASSERT_TRUE(pump(io, [&] { return a.heard.size() == i; }));
+        a.link->send(wire::Accept{{i + 1}, 0});
+    }
+    p.end(io);
+}
+
+TEST(Connection, PassesDescriptorsWithTheirMessage) {
+    io_context io;
+    Pair p(io, false);
+    const auto bytes = random_bytes(100'000, 5);
+    // Descriptors in the midst of other traffic, several times, before and after large and small frames.
+    std::vector<std::pair<size_t, int>> expected;  // message index → size of the memfd
+    size_t index = 0;
+    for (int i = 1; i <= 40; ++i) {
+        if (i % 3 == 0) p.a.link->send(extent_of(bytes), bytes), ++index;
+        if (i % 2 == 0) p.a.link->send(wire::Accept{{1}, 0}), ++index;
+        auto one = make_memfd("one", static_cast<size_t>(i) * 4096);
+        auto two = make_memfd("two", 4096);
+        ASSERT_TRUE(one && two);
+        wire::LinkHello hello;
+        if (i % 5 == 0) hello.layout.page_format = std::string(100'000, 'x');  // a frame of many kernel buffers
+        p.a.link->send(hello, {}, {one->get(), two->get()});
+        expected.emplace_back(index++, i * 4096);
+    }
+    p.a.link->send(wire::Accept{{2}, 0});
+    ++index;
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == index; }));
+    size_t with_fds = 0;
+    for (const auto& r : p.b.heard) with_fds += r.fds.empty() ? 0 : 1;
+    EXPECT_EQ(with_fds, expected.size());
+    for (const auto& [at, size] : expected) {
+        ASSERT_EQ(p.b.heard[at].fds.size(), 2u);
+        struct stat st {};
+        ASSERT_EQ(::fstat(p.b.heard[at].fds[0].get(), &st), 0);
+        EXPECT_EQ(st.st_size, size);
+        EXPECT_NE(::fcntl(p.b.heard[at].fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
+    }
+    p.end(io);
+}
+
+TEST(Connection, IsSilentUntilStarted) {
+    io_context io;
+    RunDirectory dir;
+    std::shared_ptr<Connection> server, client;
+    auto listener = Listener::listen(io, {dir.file("s"), ""}, {"replica", "s", "k"},
+                                     [&](std::shared_ptr<Connection> c) { server = std::move(c); });
+    ASSERT_TRUE(listener);
+    connect(io, {dir.file("s"), ""}, {"peer", "c", "k"}, 5'000, [&](auto c) { client = std::move(*c); });
+    ASSERT_TRUE(pump(io, [&] { return client && server; }));
+    // Sent right behind the handshake, kept for whoever starts later.
+    client->send(wire::Accept{{42}, 0});
+    ASSERT_TRUE(pump(io, [&] { return client->queued_bytes() == 0; }));
+    End end;
+    end.link = server;
+    end.start();
+    ASSERT_TRUE(pump(io, [&] { return end.heard.size() == 1; }));
+    client.reset();  // never started: dropping it closes it
+    ASSERT_TRUE(pump(io, [&] { return end.closed.size() == 1; }));
+}
+
+TEST(Connection, SilentPeerIsNoticed) {
+    io_context io, frozen;
+    RunDirectory dir;
+    Options fast;
+    fast.silence_ms = 200;
+    End here, there;
+    auto listener = Listener::listen(frozen, {dir.file("s"), ""}, {"replica", "s", "k"},
+                                     [&](std::shared_ptr<Connection> c) { there.link = std::move(c); }, fast);
+    ASSERT_TRUE(listener);
+    connect(io, {dir.file("s"), ""}, {"peer", "c", "k"}, 5'000, [&](auto c) { here.link = std::move(*c); }, fast);
+    const auto both = [&](const std::function<bool()>& done) {
+        return pump(io, [&] {
+            frozen.restart();
+            frozen.poll();
+            return done();
+        });
+    };
+    ASSERT_TRUE(both([&] { return here.link && there.link; }));
+    here.start();
+    there.start();
+    // Idle but alive for several silence periods.
+    const TimeMs idle_until = steady_now() + 700;
+    ASSERT_TRUE(both([&] { return steady_now() >= idle_until; }));
+    EXPECT_TRUE(here.closed.empty());
+    EXPECT_TRUE(there.closed.empty());
+    EXPECT_TRUE(here.heard.empty());  // heartbeats are not passed on
+    // The other process stops, its sockets stay open.
+    const TimeMs stopped = steady_now();
+    ASSERT_TRUE(pump(io, [&] { return here.closed.size() == 1; }));
+    EXPECT_EQ(here.closed[0].code, ErrorCode::kPeerLost);
+    EXPECT_GE(steady_now() - stopped, 100);
+    // When it goes on, it sees the close, not a silence.
+    ASSERT_TRUE(both([&] { return there.closed.size() == 1; }));
+    EXPECT_EQ(there.closed[0].message, "closed by the other side");
+}
+
+TEST(Connection, PeerThatDoesNotReadIsClosed) {
+    io_context io, frozen;
+    RunDirectory dir;
+    Options small;
+    small.queue_bytes_max = 4u << 20;
+    End here, there;
+    auto listener = Listener::listen(frozen, {"", "127.0.0.1:0"}, {"replica", "s", "k"},
+                                     [&](std::shared_ptr<Connection> c) { there.link = std::move(c); });
+    ASSERT_TRUE(listener);
+    connect(io, (*listener)->endpoint(), {"peer", "c", "k"}, 5'000, [&](auto c) { here.link = std::move(*c); }, small);
+    ASSERT_TRUE(pump(io, [&] {
+        frozen.restart();
+        frozen.poll();
+        return here.link && there.link;
+    }));
+    here.start();
+    const auto bytes = random_bytes(1 << 20, 3);
+    int sent = 0;
+    for (; sent < 64 && here.closed.empty(); ++sent) {
+        here.link->send(extent_of(bytes), bytes);
+        io.restart();
+        io.poll();
+    }
+    ASSERT_TRUE(pump(io, [&] { return here.closed.size() == 1; }));
+    EXPECT_EQ(here.closed[0].code, ErrorCode::kOverloaded);
+    EXPECT_LT(sent, 64);
+    there.link.reset();
+}
+
+TEST(Connection, HandlerThatThrowsCostsOnlyItsLink) {
+    io_context io;
+    RunDirectory dir;
+    std::shared_ptr<Connection> server, client;
+    auto listener = Listener::listen(io, {dir.file("s"), ""}, {"replica", "s", "k"},
+                                     [&](std::shared_ptr<Connection> c) { server = std::move(c); });
+    ASSERT_TRUE(listener);
+    connect(io, {dir.file("s"), ""}, {"peer", "c", "k"}, 5'000, [&](auto c) { client = std::move(*c); });
+    ASSERT_TRUE(pump(io, [&] { return client && server; }));
+    int closed = 0;
+    Error why;
+    server->start({[](Connection::Received) { throw std::runtime_error("boom"); },
+                   [&](const Error& e) {
+                       ++closed;
+                       why = e;
+                       throw std::runtime_error("again");
+                   }});
+    client->send(wire::Accept{{1}, 0});
+    ASSERT_TRUE(pump(io, [&] { return closed == 1; }));
+    EXPECT_EQ(why.code, ErrorCode::kInternal);
+    server.reset();
+    client.reset();
+}
+
+TEST(Host, IdAndRoute) {
+    EXPECT_EQ(default_host_id(), default_host_id());
+    EXPECT_GT(default_host_id().size(), 36u);
+    EXPECT_FALSE(default_route_ip().empty());
+}
+
+}  // namespace
+}  // namespace baton::net::test
