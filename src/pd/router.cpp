@@ -274,9 +274,9 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::Sequence
 
 void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::Fallback& m) {
     Entry* e = current(m.ref, from);
-    if (e == nullptr || e->decode != from) return;
+    if (e == nullptr || e->decode != from || e->sole) return;  // one that runs alone was counted when it was sent
     count(fallbacks, m.reason);
-    if (e->state == State::kPrefill) e->state = State::kDecode;
+    e->state = State::kDecode;
 }
 
 }  // namespace baton::pd
