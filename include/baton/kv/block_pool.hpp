@@ -25,6 +25,8 @@ class BlockPool {
   public:
     BlockPool(uint32_t blocks, uint32_t block_tokens, bool prefix_cache);
     ~BlockPool();
+    BlockPool(BlockPool&&) noexcept;
+    BlockPool& operator=(BlockPool&&) noexcept;
 
     /// Takes `n` free blocks, or none. Each comes with one reference and a raised generation.
     [[nodiscard]] std::optional<std::vector<BlockId>> allocate(uint32_t n);
@@ -32,17 +34,26 @@ class BlockPool {
     [[nodiscard]] std::vector<BlockId> match(std::span<const Digest> keys, std::span<const TokenId> tokens);
     /// The block now holds the KV of these tokens; later sequences may find it by key. A key already there keeps its block.
     void publish(BlockId block, const Digest& key, std::span<const TokenId> tokens);
+    /// One more reference to a block that has one.
     void retain(BlockId block);
+    /// Gives one reference back. With the last one the block is free, or cached where it was published.
     void release(BlockId block);
-    /// Raises the generation of a block that readers elsewhere may still look at.
+    /// Gives back one reference of each block of a sequence, last block first, so that chains lose their ends first.
+    void release_all(std::span<const BlockId> blocks);
+    /// Raised each time the slot is taken for new content: a reader elsewhere that finds another value than it was told
+    /// has read void bytes.
     [[nodiscard]] Generation generation(BlockId block) const;
     [[nodiscard]] uint32_t references(BlockId block) const;
+    /// True while later sequences may find the block by key, so that nobody may write into it.
+    [[nodiscard]] bool published(BlockId block) const;
 
     [[nodiscard]] uint32_t available() const;  ///< free and cached-but-unreferenced
     [[nodiscard]] uint32_t free_count() const;
-    [[nodiscard]] uint32_t used_count() const;
-    [[nodiscard]] uint32_t cached_count() const;
+    [[nodiscard]] uint32_t used_count() const;    ///< referenced
+    [[nodiscard]] uint32_t cached_count() const;  ///< found by key, unreferenced; free + used + cached = blocks
     [[nodiscard]] uint32_t block_tokens() const;
+    [[nodiscard]] uint32_t blocks() const;
+    /// The reason where an invariant is broken: counts add up, a block is in exactly one state, keys and slots agree.
     [[nodiscard]] std::optional<std::string> check_invariants() const;
 
     void plant_double_grant(bool on);            ///< test faults

@@ -1,0 +1,114 @@
+/// What a step brought: tokens to the supervisor, full blocks to the prefix cache and the snapshot
+/// store, sequences that end or are staged.
+#include <algorithm>
+
+#include "baton/sched/sampler.hpp"
+#include "pd/replica_core_impl.hpp"
+
+namespace baton::pd {
+
+void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
+                                  std::span<const Sampled> sampled) {
+    ++steps;
+    std::vector<const Sampled*> of_item(plan.items.size(), nullptr);
+    for (const Sampled& s : sampled)
+        if (s.item < of_item.size()) of_item[s.item] = &s;
+    struct After {
+        Leg* leg;
+        bool sampled;
+        wire::Finish finish;
+    };
+    std::vector<After> after;
+    after.reserve(plan.items.size());
+    wire::TokenBatch batch;
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+        Leg* leg = find(plan.items[i].handle);
+        if (!leg || !leg->in_flight) continue;
+        leg->in_flight = false;
+        if (leg->dying) {
+            reap(*leg);
+            continue;
+        }
+        const size_t before = batch.items.size();
+        if (!item_done(*leg, plan.items[i], of_item[i], batch)) continue;
+        const bool has_token = batch.items.size() > before;
+        after.push_back(
+            {leg, has_token, has_token ? batch.items.back().finish : wire::Finish::kNone});
+    }
+    // The tokens go first: a client sees its first one before the hand-off goes on.
+    if (!batch.items.empty()) to_supervisor(std::move(batch));
+    for (const After& a : after) after_item(now, *a.leg, a.sampled, a.finish);
+    flush_snapshots(now);
+}
+
+/// False where the leg failed and is gone.
+bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled* sampled,
+                                  wire::TokenBatch& batch) {
+    const bool decode_row = item.sample && !leg.sequence.emitted.empty() && !leg.handout;
+    prefill_tokens += item.tokens - (decode_row ? 1 : 0);
+    leg.computed = item.position + item.tokens;
+    publish_complete(leg);
+    if (!item.sample) return true;
+    if (!sampled) {
+        fail(leg, ErrorCode::kInternal, "no_token");
+        return false;
+    }
+    add_snapshots(leg);
+    if (leg.handout) leg.handout->checksums = sampled->block_checksums;
+    batch.items.push_back(emit(leg, sampled->token));
+    return true;
+}
+
+/// What follows a leg's part of a step once its token is out.
+void ReplicaCore::Impl::after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish) {
+    if (finish != wire::Finish::kNone) return end(leg, "finished");
+    if (!leg.handout) return;
+    free_retired_slots(leg);
+    if (sampled) stage(leg);
+    if (leg.handout->retarget_after_step) {
+        leg.handout->retarget_after_step = false;
+        open_offer(now, leg);
+    }
+}
+
+/// Appends a sampled token to the facts.
+wire::SeqTokens ReplicaCore::Impl::emit(Leg& leg, const wire::Token& token) {
+    wire::SeqTokens out;
+    out.ref = leg.sequence.ref;
+    out.first_index = static_cast<uint32_t>(leg.sequence.emitted.size());
+    out.tokens.push_back(token);
+    out.finish = sched::finish_after(leg.sequence, token.id, context);
+    if (!leg.reported) out.cached_tokens = leg.cached_tokens;
+    leg.reported = true;
+    leg.sequence.emitted.push_back(token.id);
+    leg.tokens.push_back(token.id);
+    ++generated_tokens;
+    return out;
+}
+
+/// Gives the leg's complete blocks to the prefix cache.
+void ReplicaCore::Impl::publish_complete(Leg& leg) {
+    if (!config.prefix_cache) return;
+    const uint32_t bt = config.block_tokens;
+    const uint32_t complete = leg.computed / bt;
+    if (leg.published >= complete) return;
+    ensure_keys(leg, complete);
+    for (uint32_t b = leg.published; b < complete; ++b)
+        pool.publish(leg.blocks[b], leg.keys[b],
+                     std::span<const TokenId>(leg.tokens).subspan(size_t{b} * bt, bt));
+    leg.published = complete;
+}
+
+void ReplicaCore::Impl::step_failed(const StepPlan& plan, std::string_view reason) {
+    for (const StepItem& item : plan.items) {
+        Leg* leg = find(item.handle);
+        if (!leg || !leg->in_flight) continue;
+        leg->in_flight = false;
+        if (leg->dying)
+            reap(*leg);
+        else
+            fail(*leg, ErrorCode::kInternal, reason);
+    }
+}
+
+}  // namespace baton::pd

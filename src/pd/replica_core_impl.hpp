@@ -1,0 +1,289 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "baton/kv/block_pool.hpp"
+#include "baton/pd/replica_core.hpp"
+
+/// Private state of ReplicaCore. Bodies: replica_core.cpp (inputs, life of a leg),
+/// replica_core_steps.cpp (admission, plans, preemption), replica_core_done.cpp (what a step
+/// brought), replica_core_store.cpp (snapshot store client), replica_core_check.cpp (figures and
+/// invariants), prefill_side.cpp and decode_side.cpp (the two sides of a hand-off).
+namespace baton::pd {
+
+/// Where a leg stands.
+enum class Stage : uint8_t {
+    kWaiting,    ///< in the queue; holds nothing
+    kLookup,     ///< admitted; the store was asked for its prefix
+    kLoading,    ///< blocks are being copied from the store
+    kComputing,  ///< takes part in steps
+    kStaged,     ///< P: KV complete, first token out; held for the decode replica
+    kPulling,    ///< D: accepted, KV not complete yet
+};
+
+/// P's part of a hand-off. An offer is used once: each Retarget makes a new one.
+struct Handout {
+    wire::ReplicaTarget target;
+    OfferId offer;      ///< the open one; 0: none
+    uint32_t slot = 0;  ///< progress slot of the open one
+    TimeMs sent_at;
+    bool accepted = false;
+    bool committed = false;
+    bool retarget_after_step = false;
+    std::vector<uint32_t> retired_slots;  ///< closed, but a step under way may still write to them
+    std::vector<uint64_t> checksums;      ///< verify mode
+};
+
+/// D's part of a hand-off.
+struct Takeover {
+    wire::ReplicaTarget source;
+    OfferId offer;
+    uint32_t tokens = 0;       ///< positions offered
+    uint32_t have_blocks = 0;  ///< found in the own cache
+    uint64_t pull = 0;         ///< 0: nothing to pull
+    bool pulling = false;      ///< the mover may still write
+    bool cancelled = false;
+    bool timed_out = false;
+    bool pull_ok = false;
+    bool committed = false;
+    bool verifying = false;
+    bool source_knows = false;  ///< the source needs no Release
+    TimeMs commit_at;
+    uint64_t bytes = 0;
+    std::string mover, reason;
+    std::vector<uint64_t> checksums;
+};
+
+/// One attempt at one sequence on this replica.
+struct Leg {
+    uint64_t handle = 0;
+    wire::Sequence sequence;
+    std::vector<TokenId> tokens;  ///< prompt, then emitted
+    std::vector<Digest> keys;     ///< of complete blocks, as far as needed yet
+    std::vector<BlockId> blocks;  ///< one reference each
+    TimeMs deadline;
+    Stage stage = Stage::kWaiting;
+    bool dying = false;      ///< over; its blocks come back when nothing touches them any more
+    bool in_flight = false;  ///< part of a plan that is not done
+    bool reported = false;   ///< a token was sent
+    bool preempted = false;
+    bool store_tried = false;
+    uint32_t computed = 0;   ///< positions whose KV is in `blocks`
+    uint32_t published = 0;  ///< blocks given to the prefix cache
+    uint32_t snapped = 0;    ///< blocks offered to the snapshot store
+    uint32_t cached_tokens = 0;
+    uint64_t lease_ask = 0;  ///< open StoreLease
+    uint64_t copy = 0;       ///< open StoreCopy into `blocks`
+    std::optional<Handout> handout;
+    std::optional<Takeover> takeover;
+
+    [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
+    /// All but the row of the last emitted token is in the cache.
+    [[nodiscard]] bool decoding() const {
+        return !sequence.emitted.empty() && !handout && computed + 1 == size();
+    }
+};
+
+/// Latest attempt known of each sequence, so that messages of older or ended attempts are ignored.
+/// Bounded: forgets the sequences first seen.
+class Fences {
+  public:
+    /// False where `ref` is older than what is known, or has ended.
+    [[nodiscard]] bool open(wire::SeqRef ref) const;
+    void note(wire::SeqRef ref, bool ended);
+    void clear();
+
+  private:
+    struct Fence {
+        uint32_t attempt = 0;
+        bool ended = false;
+    };
+    std::unordered_map<SequenceId, Fence> fences_;
+    std::deque<SequenceId> order_;
+};
+
+struct ReplicaCore::Impl {
+    explicit Impl(CoreConfig config_in);
+
+    struct PeerState {
+        Epoch epoch;
+        OfferId last_offer;  ///< offers come in rising order; one seen is never taken again
+    };
+    struct StoreAsk {
+        uint64_t handle = 0;          ///< lease: the leg that asked
+        std::vector<BlockId> blocks;  ///< allot: retained
+        TimeMs deadline;
+    };
+    struct StoreTransfer {
+        bool to_store = true;
+        uint64_t handle = 0;
+        uint64_t store_epoch = 0;
+        std::vector<BlockId> blocks;  ///< to_store: retained
+        std::vector<uint32_t> slots;
+    };
+
+    // Life of a leg.
+    void submit(TimeMs now, const wire::Sequence& sequence,
+                std::optional<wire::ReplicaTarget> target);
+    [[nodiscard]] bool fence_in(wire::SeqRef ref);
+    Leg& make_leg(TimeMs now, const wire::Sequence& sequence);
+    [[nodiscard]] Leg* active(SequenceId id);
+    void abort(wire::SeqRef ref);
+    void enqueue(Leg& leg, bool first);
+    void end(Leg& leg, std::string_view reason, bool attempt_over = true);
+    void reap(Leg& leg);
+    void fail(Leg& leg, ErrorCode code, std::string_view reason);
+    void lose_supervisor();
+    void tick(TimeMs now);
+    void peer_down(wire::ReplicaTarget peer);
+    void send_failed(wire::SeqRef ref, ErrorCode code, std::string_view reason);
+    [[nodiscard]] bool linked(wire::ReplicaTarget peer) const;
+    [[nodiscard]] std::vector<Leg*> all_legs() const;
+
+    // Steps.
+    StepPlan plan(TimeMs now);
+    void admit(TimeMs now);
+    [[nodiscard]] bool try_admit(TimeMs now, Leg& leg);
+    [[nodiscard]] Leg* next_waiting();
+    [[nodiscard]] uint32_t blocks_for(uint32_t tokens) const;
+    [[nodiscard]] uint32_t growth_reserve() const;
+    [[nodiscard]] uint32_t active_count() const;
+    [[nodiscard]] bool grow(Leg& leg);
+    void preempt(Leg& leg);
+    void add_item(StepPlan& plan, Leg& leg, uint32_t rows);
+    void ensure_keys(Leg& leg, uint32_t count);
+    void raise_generations(const std::vector<BlockId>& blocks);
+    void step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
+    [[nodiscard]] bool item_done(Leg& leg, const StepItem& item, const Sampled* sampled,
+                                 wire::TokenBatch& batch);
+    void after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish);
+    void step_failed(const StepPlan& plan, std::string_view reason);
+    [[nodiscard]] wire::SeqTokens emit(Leg& leg, const wire::Token& token);
+    void publish_complete(Leg& leg);
+    void leave_running(Leg& leg);
+    [[nodiscard]] Leg* find(uint64_t handle);
+
+    // P.
+    void open_offer(TimeMs now, Leg& leg);
+    void close_offer(Leg& leg);
+    void withdraw(Leg& leg, std::string_view reason);
+    void commit(Leg& leg);
+    void stage(Leg& leg);
+    void target_busy(Leg& leg, bool unreachable);
+    void retarget(TimeMs now, const wire::Retarget& m);
+    void on_accept(wire::ReplicaTarget from, const wire::Accept& m);
+    void on_busy(wire::ReplicaTarget from, const wire::Busy& m);
+    void on_release(wire::ReplicaTarget from, const wire::Release& m);
+    [[nodiscard]] Leg* offered(wire::ReplicaTarget to, OfferId offer);
+    void free_retired_slots(Leg& leg);
+
+    // D.
+    void on_offer(TimeMs now, wire::ReplicaTarget from, const wire::Offer& m);
+    [[nodiscard]] bool well_formed(const wire::Offer& m) const;
+    [[nodiscard]] std::string_view refusal(const wire::Offer& m, uint32_t have) const;
+    void accept(TimeMs now, wire::ReplicaTarget from, const wire::Offer& m,
+                std::vector<BlockId> have);
+    void on_commit(TimeMs now, wire::ReplicaTarget from, const wire::Commit& m);
+    void on_withdraw(wire::ReplicaTarget from, const wire::Withdraw& m);
+    void pull_done(TimeMs now, const PullResult& result);
+    void pull_verified(TimeMs now, uint64_t pull, bool equal);
+    void advance_takeover(TimeMs now, Leg& leg);
+    void finish_load(TimeMs now, Leg& leg);
+    void fall_back(Leg& leg, std::string_view reason);
+    void start_decoding(Leg& leg);
+    void drop_takeover(Leg& leg);
+    [[nodiscard]] Leg* taking(wire::ReplicaTarget from, OfferId offer);
+
+    // Store.
+    [[nodiscard]] bool wants_lookup(const Leg& leg) const;
+    void look_up(TimeMs now, Leg& leg, uint32_t cacheable);
+    void add_snapshots(Leg& leg);
+    void flush_snapshots(TimeMs now);
+    void on_slots(TimeMs now, const wire::StoreSlots& m);
+    void on_leased(Leg& leg, const wire::StoreSlots& m);
+    void on_allotted(StoreAsk ask, const wire::StoreSlots& m);
+    void copied(uint64_t copy, bool ok);
+    void loaded_from_store(const StoreTransfer& transfer, bool ok);
+    void store_lost();
+    void expire_asks(TimeMs now);
+    void drop_store(Leg& leg);
+
+    // Figures and checks.
+    [[nodiscard]] wire::ReplicaStats stats() const;
+    [[nodiscard]] std::optional<std::string> check() const;
+    [[nodiscard]] std::optional<std::string> check_references() const;
+    [[nodiscard]] std::optional<std::string> check_lists() const;
+    [[nodiscard]] std::optional<std::string> check_slots() const;
+
+    template <class M>
+    void to_supervisor(M message) {
+        actions.push_back(ToSupervisor{wire::Message(std::move(message))});
+    }
+    /// Sends on a link that is up; a message to a lost peer has no reader.
+    template <class M>
+    void to_peer(wire::ReplicaTarget peer, M message) {
+        if (linked(peer)) actions.push_back(ToPeer{peer, wire::Message(std::move(message))});
+    }
+    template <class M>
+    void to_store(M message) {
+        if (store_up) actions.push_back(ToStore{wire::Message(std::move(message))});
+    }
+
+    CoreConfig config;
+    uint32_t context =
+        0;  ///< positions one sequence may have: what the model and the whole pool allow
+    kv::BlockPool pool;
+    Faults faults;
+    Fences fences;
+    bool draining = false;
+    std::vector<Action> actions;
+
+    std::unordered_map<uint64_t, std::unique_ptr<Leg>> legs;  ///< by handle, dying ones included
+    std::unordered_map<SequenceId, Leg*> by_id;               ///< not dying
+    std::deque<Leg*> recovering, fresh;                       ///< the queue
+    std::vector<Leg*> running;                                ///< admission order
+    uint32_t pulling = 0;                                     ///< legs in kPulling
+    uint64_t next_handle = 1;
+    /// Head of the queue that did not fit, with the blocks to be had and the sequences active then.
+    struct Blocked {
+        uint64_t handle = 0;
+        uint32_t available = 0, active = 0;
+        friend bool operator==(const Blocked&, const Blocked&) = default;
+    };
+    Blocked blocked;
+
+    std::unordered_map<ReplicaId, PeerState> peers;  ///< linked
+    std::unordered_map<OfferId, Leg*> offers;        ///< P: open offers
+    std::vector<uint32_t> free_slots;
+    uint64_t next_offer = 1;
+    std::map<std::pair<ReplicaId, OfferId>, Leg*> takeovers;  ///< D: legs in kPulling
+    std::unordered_map<uint64_t, Leg*> pulls;
+    uint64_t next_pull = 1;
+
+    bool store_up = false;
+    uint64_t store_epoch = 0;
+    uint64_t next_ask = 1;  ///< odd: lease, even: allot
+    std::unordered_map<uint64_t, StoreAsk> asks;
+    std::unordered_map<uint64_t, StoreTransfer> transfers;
+    uint64_t next_copy = 1;
+    std::vector<BlockId> snapshot_blocks;  ///< to be offered to the store after this step, retained
+    std::vector<Digest> snapshot_keys;
+
+    uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;
+};
+
+inline constexpr int64_t kOfferTimeoutMs = 2'000;
+inline constexpr int64_t kStoreAskTimeoutMs = 500;
+inline constexpr uint32_t kReserveTokens = 64;  ///< growth kept free for each running sequence
+inline constexpr size_t kStoreTransfersMax = 64;
+
+}  // namespace baton::pd
