@@ -175,7 +175,8 @@ TokenId pick(const wire::Sequence& sequence, SamplerScratch& scratch) {
     // An infinite maximum has no distribution to draw from.
     if (!(s.temperature > 0.0f) || !std::isfinite(max)) return best;
     const double u = uniform(s.seed, sequence.prompt.size() + sequence.emitted.size());
-    if (s.top_k > 0 || s.top_p < 1.0f) return draw_ordered(scratch, max, s, u);
+    const bool top_k = s.top_k > 0 && static_cast<size_t>(s.top_k) < scratch.logits.size();
+    if (top_k || s.top_p < 1.0f) return draw_ordered(scratch, max, s, u);
     return draw_unordered(scratch.logits, max, s, u);
 }
 
