@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "baton/model/model.hpp"
 #include "cpu_runner.hpp"
 #include "test_files.hpp"
 
