@@ -18,19 +18,46 @@ std::string normalised(std::string_view name) {
             out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
         }
     }
-    for (const std::string_view tail : {"forcausallm", "forconditionalgeneration", "lmheadmodel", "model"}) {
+    for (const std::string_view tail :
+         {"forcausallm", "forconditionalgeneration", "lmheadmodel", "model"}) {
         if (out.size() > tail.size() && out.ends_with(tail)) out.resize(out.size() - tail.size());
     }
     return out;
 }
 
-/// Architectures with recurrent state; a name that starts with one of these (qwen3next, mamba2, rwkv6qwen2) counts.
+/// Architectures with recurrent state; a name that starts with one of these (qwen3next, mamba2,
+/// rwkv6qwen2) counts.
 constexpr std::array kRecurrentPrefixes = {
-    "mamba",       "falconmamba", "codestralmamba", "rwkv",           "arwkv",        "jamba",      "bamba",
-    "zamba",       "samba",       "qwen3next",      "qwen35",         "recurrentgemma", "griffin",  "granitehybrid",
-    "granitemoehybrid", "nemotronh", "falconh1",    "lfm2",           "xlstm",        "plamo2",     "kimilinear",
-    "olmohybrid",  "hgrn",        "retnet",         "gateddeltanet",  "deltanet",     "minimaxtext01", "minimaxm1",
-    "bailingmoelinear", "ringlinear",
+    "mamba",
+    "falconmamba",
+    "codestralmamba",
+    "rwkv",
+    "arwkv",
+    "jamba",
+    "bamba",
+    "zamba",
+    "samba",
+    "qwen3next",
+    "qwen35",
+    "recurrentgemma",
+    "griffin",
+    "granitehybrid",
+    "granitemoehybrid",
+    "nemotronh",
+    "falconh1",
+    "lfm2",
+    "xlstm",
+    "plamo2",
+    "kimilinear",
+    "olmohybrid",
+    "hgrn",
+    "retnet",
+    "gateddeltanet",
+    "deltanet",
+    "minimaxtext01",
+    "minimaxm1",
+    "bailingmoelinear",
+    "ringlinear",
 };
 
 }  // namespace
@@ -45,7 +72,8 @@ Expected<void> check_architecture(std::string_view name) {
     for (const std::string_view known : {"llama", "qwen2", "qwen3", "mistral"}) {
         if (name == known) return {};
     }
-    return fail(ErrorCode::kUnsupported, "architecture '" + printable(name) + "' is not supported by baton yet");
+    return fail(ErrorCode::kUnsupported,
+                "architecture '" + printable(name) + "' is not supported by baton yet");
 }
 
 Expected<void> finish_spec(ModelSpec& spec) {
@@ -64,7 +92,8 @@ Expected<void> finish_spec(ModelSpec& spec) {
     if (!within(s.kv_heads, s.heads) || s.heads % s.kv_heads != 0) {
         return bad("number of key-value heads does not divide the number of heads");
     }
-    if (!within(s.head_dim, kHeadDimMax) || s.head_dim % 2 != 0) return bad("head dimension is not usable");
+    if (!within(s.head_dim, kHeadDimMax) || s.head_dim % 2 != 0)
+        return bad("head dimension is not usable");
     if (uint64_t{s.heads} * s.head_dim > kWidthMax) return bad("attention width is not usable");
     if (!within(s.hidden, kWidthMax)) return bad("hidden size is not usable");
     if (!within(s.ffn, kWidthMax)) return bad("feed-forward size is not usable");

@@ -17,16 +17,19 @@ tl::unexpected<Error> unsupported(const std::string& what) {
 /// Metadata of one architecture: keys are "ARCHITECTURE.name".
 class Keys {
   public:
-    Keys(const GgufFile& file, std::string architecture) : file_(file), prefix_(std::move(architecture) + ".") {}
+    Keys(const GgufFile& file, std::string architecture)
+        : file_(file), prefix_(std::move(architecture) + ".") {}
     [[nodiscard]] std::string full(const char* name) const { return prefix_ + name; }
     [[nodiscard]] bool has(const char* name) const { return file_.has(full(name)); }
 
-    [[nodiscard]] Expected<uint32_t> size(const char* name, std::optional<uint64_t> fallback = {}) const {
+    [[nodiscard]] Expected<uint32_t> size(const char* name,
+                                          std::optional<uint64_t> fallback = {}) const {
         const std::string key = full(name);
         if (!file_.has(key) && fallback) return static_cast<uint32_t>(*fallback);
         if (file_.is_array(key)) return same_for_all_layers(key);
         BATON_TRY_ASSIGN(const uint64_t v, file_.get_uint(key));
-        if (v > kSizeMax) return fail(ErrorCode::kCorrupt, "GGUF metadata '" + printable(key) + "' is too large");
+        if (v > kSizeMax)
+            return fail(ErrorCode::kCorrupt, "GGUF metadata '" + printable(key) + "' is too large");
         return static_cast<uint32_t>(v);
     }
     [[nodiscard]] Expected<double> number(const char* name, double fallback) const {
@@ -39,7 +42,8 @@ class Keys {
     [[nodiscard]] Expected<uint32_t> same_for_all_layers(const std::string& key) const {
         BATON_TRY_ASSIGN(const auto values, file_.get_ints(key));
         if (values.empty() || values[0] < 0) {
-            return fail(ErrorCode::kCorrupt, "GGUF metadata '" + printable(key) + "' is not usable");
+            return fail(ErrorCode::kCorrupt,
+                        "GGUF metadata '" + printable(key) + "' is not usable");
         }
         if (!std::all_of(values.begin(), values.end(), [&](int32_t v) { return v == values[0]; })) {
             return unsupported("metadata '" + printable(key) + "' that differs between layers");
@@ -53,7 +57,8 @@ class Keys {
 
 Expected<void> read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec) {
     BATON_TRY_ASSIGN(spec.rope.theta, keys.number("rope.freq_base", 10000.0));
-    BATON_TRY_ASSIGN(const uint32_t rotated, keys.size("rope.dimension_count", spec.shape.head_dim));
+    BATON_TRY_ASSIGN(const uint32_t rotated,
+                     keys.size("rope.dimension_count", spec.shape.head_dim));
     if (rotated != spec.shape.head_dim) return unsupported("partial rotary embedding");
     std::string type = "none";
     if (keys.has("rope.scaling.type")) {
@@ -64,7 +69,8 @@ Expected<void> read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec
     if (type == "none") return {};
     BATON_TRY_ASSIGN(const double legacy, keys.number("rope.scale_linear", 1.0));
     BATON_TRY_ASSIGN(spec.rope.factor, keys.number("rope.scaling.factor", legacy));
-    BATON_TRY_ASSIGN(spec.rope.original_context, keys.size("rope.scaling.original_context_length", 0));
+    BATON_TRY_ASSIGN(spec.rope.original_context,
+                     keys.size("rope.scaling.original_context_length", 0));
     if (type == "linear") {
         spec.rope.scaling = RopeScaling::kLinear;
     } else if (type == "yarn") {
@@ -104,18 +110,22 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
     BATON_TRY_ASSIGN(s.hidden, keys.size("embedding_length"));
     BATON_TRY_ASSIGN(s.heads, keys.size("attention.head_count"));
     BATON_TRY_ASSIGN(s.kv_heads, keys.size("attention.head_count_kv", s.heads));
-    BATON_TRY_ASSIGN(s.head_dim, keys.size("attention.key_length", s.heads == 0 ? 0 : s.hidden / s.heads));
+    BATON_TRY_ASSIGN(s.head_dim,
+                     keys.size("attention.key_length", s.heads == 0 ? 0 : s.hidden / s.heads));
     BATON_TRY_ASSIGN(const uint32_t value_dim, keys.size("attention.value_length", s.head_dim));
-    if (value_dim != s.head_dim) return unsupported("a value dimension other than the key dimension");
+    if (value_dim != s.head_dim)
+        return unsupported("a value dimension other than the key dimension");
     BATON_TRY_ASSIGN(s.ffn, keys.size("feed_forward_length"));
     BATON_TRY_ASSIGN(s.context, keys.size("context_length"));
     const StoredTensor* embedding = find_tensor(file, "token_embd.weight");
     if (embedding == nullptr || embedding->shape.size() != 2 || embedding->shape[0] > kSizeMax) {
-        return fail(ErrorCode::kCorrupt, "GGUF tensor 'token_embd.weight' is missing or not a matrix");
+        return fail(ErrorCode::kCorrupt,
+                    "GGUF tensor 'token_embd.weight' is missing or not a matrix");
     }
     s.vocab = static_cast<uint32_t>(embedding->shape[0]);
     if (!keys.has("attention.layer_norm_rms_epsilon")) {
-        return fail(ErrorCode::kCorrupt, "GGUF metadata 'attention.layer_norm_rms_epsilon' is missing");
+        return fail(ErrorCode::kCorrupt,
+                    "GGUF metadata 'attention.layer_norm_rms_epsilon' is missing");
     }
     BATON_TRY_ASSIGN(const double eps, keys.number("attention.layer_norm_rms_epsilon", 0.0));
     spec.eps = static_cast<float>(eps);
@@ -125,7 +135,8 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
     spec.qkv_bias = spec.family == "qwen2" ? Bias::kRequired : Bias::kIfPresent;
     spec.out_bias = Bias::kIfPresent;
     spec.mlp_bias = Bias::kIfPresent;
-    // Writers store q and k of llama (and Mistral, which is "llama" there) for RoPE on neighbouring pairs.
+    // Writers store q and k of llama (and Mistral, which is "llama" there) for RoPE on neighbouring
+    // pairs.
     spec.interleaved_qk = spec.family == "llama";
     BATON_TRY(read_rope(file, keys, spec));
     BATON_TRY(finish_spec(spec));

@@ -1,5 +1,5 @@
-// ModelSpec from a Hugging Face config.json, in the spellings of transformers 4 (rope_theta, rope_scaling) and 5
-// (rope_parameters).
+// ModelSpec from a Hugging Face config.json, in the spellings of transformers 4 (rope_theta,
+// rope_scaling) and 5 (rope_parameters).
 #include <limits>
 
 #include "layout_check.hpp"
@@ -14,17 +14,20 @@ tl::unexpected<Error> unsupported(const std::string& what) {
     return fail(ErrorCode::kUnsupported, what + " is not supported by baton yet");
 }
 
-Expected<uint32_t> size_member(const Json& config, const char* key, std::optional<uint64_t> fallback = {}) {
+Expected<uint32_t> size_member(const Json& config, const char* key,
+                               std::optional<uint64_t> fallback = {}) {
     BATON_TRY_ASSIGN(const uint64_t v, uint_member(config, key, kSizeMax, fallback));
     return static_cast<uint32_t>(v);
 }
 
-/// The class name must be the causal language model of `model_type`: heads for other tasks share the type.
+/// The class name must be the causal language model of `model_type`: heads for other tasks share
+/// the type.
 Expected<void> check_class(const Json& config, const std::string& model_type) {
     const Json* classes = member(config, "architectures");
     if (classes == nullptr) return {};
     if (!classes->is_array() || classes->size() != 1 || !(*classes)[0].is_string()) {
-        return fail(ErrorCode::kCorrupt, "'architectures' is not an array of one string", "architectures");
+        return fail(ErrorCode::kCorrupt, "'architectures' is not an array of one string",
+                    "architectures");
     }
     const auto& name = (*classes)[0].get_ref<const std::string&>();
     std::string expected = model_type + "ForCausalLM";
@@ -43,7 +46,8 @@ Expected<void> read_scaling(const Json& source, RopeSpec& rope) {
     if (partial != 1.0) return unsupported("partial rotary embedding");
     if (type == "default") return {};
     BATON_TRY_ASSIGN(rope.factor, float_member(source, "factor"));
-    BATON_TRY_ASSIGN(rope.original_context, uint_member(source, "original_max_position_embeddings", kSizeMax, 0));
+    BATON_TRY_ASSIGN(rope.original_context,
+                     uint_member(source, "original_max_position_embeddings", kSizeMax, 0));
     if (type == "linear") {
         rope.scaling = RopeScaling::kLinear;
     } else if (type == "llama3") {
@@ -56,7 +60,8 @@ Expected<void> read_scaling(const Json& source, RopeSpec& rope) {
         BATON_TRY_ASSIGN(rope.beta_slow, float_member(source, "beta_slow", 1.0));
         BATON_TRY_ASSIGN(rope.attention_factor, float_member(source, "attention_factor", 0.0));
         for (const char* key : {"mscale", "mscale_all_dim", "truncate"}) {
-            if (member(source, key) != nullptr) return unsupported(std::string("rope scaling with '") + key + "'");
+            if (member(source, key) != nullptr)
+                return unsupported(std::string("rope scaling with '") + key + "'");
         }
     } else {
         return unsupported("rope scaling '" + printable(type) + "'");
@@ -70,7 +75,8 @@ Expected<void> read_rope(const Json& config, RopeSpec& rope) {
     if (partial != 1.0) return unsupported("partial rotary embedding");
     const Json* parameters = member(config, "rope_parameters");
     if (parameters != nullptr) {
-        if (!parameters->is_object()) return fail(ErrorCode::kCorrupt, "'rope_parameters' is not an object");
+        if (!parameters->is_object())
+            return fail(ErrorCode::kCorrupt, "'rope_parameters' is not an object");
         BATON_TRY_ASSIGN(rope.theta, float_member(*parameters, "rope_theta", rope.theta));
         return read_scaling(*parameters, rope);
     }
@@ -80,8 +86,8 @@ Expected<void> read_rope(const Json& config, RopeSpec& rope) {
     return read_scaling(*scaling, rope);
 }
 
-/// The attention window, 0 for none. Mistral's is on unless null (4096 when the key is missing, as in transformers);
-/// Qwen's is off unless use_sliding_window or layer_types say otherwise.
+/// The attention window, 0 for none. Mistral's is on unless null (4096 when the key is missing, as
+/// in transformers); Qwen's is off unless use_sliding_window or layer_types say otherwise.
 Expected<uint32_t> read_window(const Json& config, const std::string& family) {
     constexpr uint64_t kMistralDefault = 4096;
     bool on = family == "mistral";
@@ -89,18 +95,21 @@ Expected<uint32_t> read_window(const Json& config, const std::string& family) {
         BATON_TRY_ASSIGN(on, bool_member(config, "use_sliding_window", false));
     }
     if (const Json* types = member(config, "layer_types"); types != nullptr) {
-        if (!types->is_array()) return fail(ErrorCode::kCorrupt, "'layer_types' is not an array", "layer_types");
+        if (!types->is_array())
+            return fail(ErrorCode::kCorrupt, "'layer_types' is not an array", "layer_types");
         for (const Json& t : *types) {
             if (t == "sliding_attention") {
                 on = true;
             } else if (t != "full_attention") {
-                return unsupported("layer type " + printable(t.is_string() ? t.get<std::string>() : "?"));
+                return unsupported("layer type " +
+                                   printable(t.is_string() ? t.get<std::string>() : "?"));
             }
         }
     }
     if (!on) return 0;
     const bool missing = !config.contains("sliding_window");
-    return size_member(config, "sliding_window", missing && family == "mistral" ? kMistralDefault : 0);
+    return size_member(config, "sliding_window",
+                       missing && family == "mistral" ? kMistralDefault : 0);
 }
 
 Expected<void> read_biases(const Json& config, ModelSpec& spec) {
@@ -124,7 +133,8 @@ Expected<ModelSpec> spec_from_config(const Json& config) {
     BATON_TRY_ASSIGN(spec.architecture, string_member(config, "model_type"));
     BATON_TRY(check_architecture(spec.architecture));
     BATON_TRY(check_class(config, spec.architecture));
-    if (member(config, "quantization_config") != nullptr) return unsupported("quantization_config in config.json");
+    if (member(config, "quantization_config") != nullptr)
+        return unsupported("quantization_config in config.json");
     spec.family = spec.architecture;
     backend::ModelShape& s = spec.shape;
     BATON_TRY_ASSIGN(s.layers, size_member(config, "num_hidden_layers"));

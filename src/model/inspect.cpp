@@ -14,7 +14,8 @@ namespace {
 void add_eos(ModelInfo& info, int64_t id) {
     if (id < 0 || id >= info.shape.vocab) return;
     const auto token = static_cast<TokenId>(id);
-    if (std::find(info.eos.begin(), info.eos.end(), token) == info.eos.end()) info.eos.push_back(token);
+    if (std::find(info.eos.begin(), info.eos.end(), token) == info.eos.end())
+        info.eos.push_back(token);
 }
 
 /// Adds an id, or each id of an array of them; anything else is left alone.
@@ -37,8 +38,9 @@ void count_weights(const Source& source, ModelInfo& info) {
         bytes[t->type_name] += t->bytes.size();
         info.weight_bytes += t->bytes.size();
     }
-    const auto most = std::max_element(bytes.begin(), bytes.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::max_element(bytes.begin(), bytes.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
     if (most != bytes.end()) info.quantization = most->first;
 }
 
@@ -55,8 +57,9 @@ void compile_template(ModelInfo& info) {
 
 Expected<void> check_vocabulary(const ModelInfo& info) {
     if (info.tokenizer->vocab_size() > info.shape.vocab) {
-        return fail(ErrorCode::kCorrupt, "tokenizer has " + std::to_string(info.tokenizer->vocab_size()) +
-                                             " tokens, but the model only " + std::to_string(info.shape.vocab));
+        return fail(ErrorCode::kCorrupt,
+                    "tokenizer has " + std::to_string(info.tokenizer->vocab_size()) +
+                        " tokens, but the model only " + std::to_string(info.shape.vocab));
     }
     return {};
 }
@@ -68,7 +71,8 @@ Expected<int64_t> gguf_token_id(const GgufFile& file, const char* key, size_t to
     BATON_TRY_ASSIGN(const uint64_t id, file.get_uint(key));
     // Writers put -1 as 2^32 - 1 where a model has none.
     if (id == UINT32_MAX) return int64_t{-1};
-    if (id >= tokens) return fail(ErrorCode::kCorrupt, std::string("GGUF metadata '") + key + "' is no token");
+    if (id >= tokens)
+        return fail(ErrorCode::kCorrupt, std::string("GGUF metadata '") + key + "' is no token");
     return static_cast<int64_t>(id);
 }
 
@@ -82,7 +86,8 @@ Expected<text::GgufTokenizer> gguf_tokenizer(const GgufFile& file) {
     if (file.has("tokenizer.ggml.token_type")) {
         BATON_TRY_ASSIGN(t.token_type, file.get_ints("tokenizer.ggml.token_type"));
         if (t.token_type.size() != t.tokens.size()) {
-            return fail(ErrorCode::kCorrupt, "GGUF tokenizer.ggml.token_type does not match the tokens");
+            return fail(ErrorCode::kCorrupt,
+                        "GGUF tokenizer.ggml.token_type does not match the tokens");
         }
     } else {
         t.token_type.assign(t.tokens.size(), 1);
@@ -127,13 +132,15 @@ Expected<void> inspect_gguf(const GgufFile& file, ModelInfo& info) {
     if (t.eos >= 0) info.eos_token = t.tokens[static_cast<size_t>(t.eos)];
     add_eos(info, t.eos);
     add_eos(info, t.eot);
-    BATON_TRY_ASSIGN(const int64_t eom, gguf_token_id(file, "tokenizer.ggml.eom_token_id", t.tokens.size()));
+    BATON_TRY_ASSIGN(const int64_t eom,
+                     gguf_token_id(file, "tokenizer.ggml.eom_token_id", t.tokens.size()));
     add_eos(info, eom);
     // GGUF keeps one or two of the ids that end a turn; the rest are known by their spelling.
     for (size_t i = 0; i < t.tokens.size(); ++i) {
         constexpr int32_t kControl = 3;
         if (t.token_type[i] != kControl) continue;
-        for (const char* name : {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}) {
+        for (const char* name :
+             {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}) {
             if (t.tokens[i] == name) add_eos(info, static_cast<int64_t>(i));
         }
     }
@@ -156,7 +163,8 @@ Expected<std::string> optional_file(const std::string& path) {
 Expected<Json> optional_object(const std::string& text, const char* name) {
     if (text.empty()) return Json::object();
     BATON_TRY_ASSIGN(Json json, parse_json(text, name));
-    if (!json.is_object()) return fail(ErrorCode::kCorrupt, std::string(name) + " is not an object");
+    if (!json.is_object())
+        return fail(ErrorCode::kCorrupt, std::string(name) + " is not an object");
     return json;
 }
 
@@ -200,18 +208,22 @@ Expected<void> hf_generation(const Json& config, GenerationDefaults& g) {
     return {};
 }
 
-Expected<void> inspect_directory(const Source& source, ModelInfo& info, std::vector<std::string>& side_files) {
+Expected<void> inspect_directory(const Source& source, ModelInfo& info,
+                                 std::vector<std::string>& side_files) {
     auto tokenizer = read_file(source.dir + "/tokenizer.json", limits::kModelHeaderBytesMax);
     if (!tokenizer && tokenizer.error().code == ErrorCode::kNotFound) {
         return fail(ErrorCode::kUnsupported, "the model directory has no tokenizer.json");
     }
     if (!tokenizer) return fail(std::move(tokenizer).error());
     BATON_TRY_ASSIGN(info.tokenizer, text::Tokenizer::from_json(*tokenizer));
-    BATON_TRY_ASSIGN(std::string tokenizer_config, optional_file(source.dir + "/tokenizer_config.json"));
-    BATON_TRY_ASSIGN(std::string generation_config, optional_file(source.dir + "/generation_config.json"));
+    BATON_TRY_ASSIGN(std::string tokenizer_config,
+                     optional_file(source.dir + "/tokenizer_config.json"));
+    BATON_TRY_ASSIGN(std::string generation_config,
+                     optional_file(source.dir + "/generation_config.json"));
     BATON_TRY_ASSIGN(std::string jinja, optional_file(source.dir + "/chat_template.jinja"));
     BATON_TRY_ASSIGN(const Json tokens, optional_object(tokenizer_config, "tokenizer_config.json"));
-    BATON_TRY_ASSIGN(const Json generation, optional_object(generation_config, "generation_config.json"));
+    BATON_TRY_ASSIGN(const Json generation,
+                     optional_object(generation_config, "generation_config.json"));
     BATON_TRY_ASSIGN(const Json config, parse_json(source.config, "config.json"));
 
     info.bos_token = token_spelling(tokens, "bos_token");
@@ -228,7 +240,8 @@ Expected<void> inspect_directory(const Source& source, ModelInfo& info, std::vec
     add_eos(info, eos != nullptr ? eos : member(config, "eos_token_id"));
     info.chat_template_source = jinja.empty() ? template_of(tokens) : jinja;
     BATON_TRY(hf_generation(generation, info.generation));
-    side_files = {std::move(*tokenizer), std::move(tokenizer_config), std::move(generation_config), std::move(jinja)};
+    side_files = {std::move(*tokenizer), std::move(tokenizer_config), std::move(generation_config),
+                  std::move(jinja)};
     return {};
 }
 
@@ -246,7 +259,8 @@ Expected<ModelInfo> inspect_model(const std::string& path) {
     info.format = source.is_gguf() ? "gguf" : "safetensors";
     count_weights(source, info);
     std::vector<std::string> side_files;
-    BATON_TRY(source.is_gguf() ? inspect_gguf(*source.files->gguf, info) : inspect_directory(source, info, side_files));
+    BATON_TRY(source.is_gguf() ? inspect_gguf(*source.files->gguf, info)
+                               : inspect_directory(source, info, side_files));
     BATON_TRY(check_vocabulary(info));
     compile_template(info);
     info.identity = model_identity(source, side_files);

@@ -1,10 +1,10 @@
 #include "json.hpp"
 
-#include <cmath>
 #include <fcntl.h>
-#include <set>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cmath>
+#include <set>
 #include <vector>
 
 #include "baton/base/fd.hpp"
@@ -53,7 +53,8 @@ Expected<std::string> read_file(const std::string& path, size_t bytes_max) {
     if (::fstat(fd.get(), &st) != 0 || !S_ISREG(st.st_mode)) {
         return fail(ErrorCode::kInvalidArgument, path + " is not a regular file");
     }
-    if (static_cast<uint64_t>(st.st_size) > bytes_max) return fail(ErrorCode::kCorrupt, path + " is too large");
+    if (static_cast<uint64_t>(st.st_size) > bytes_max)
+        return fail(ErrorCode::kCorrupt, path + " is too large");
     std::string out(static_cast<size_t>(st.st_size), '\0');
     size_t done = 0;
     while (done < out.size()) {
@@ -70,7 +71,8 @@ const Json* member(const Json& object, const char* key) {
     return it == object.end() || it->is_null() ? nullptr : &*it;
 }
 
-Expected<uint64_t> uint_member(const Json& object, const char* key, uint64_t max, std::optional<uint64_t> fallback) {
+Expected<uint64_t> uint_member(const Json& object, const char* key, uint64_t max,
+                               std::optional<uint64_t> fallback) {
     const Json* v = member(object, key);
     if (v == nullptr) {
         if (!fallback) return missing(key);
@@ -102,7 +104,8 @@ Expected<bool> bool_member(const Json& object, const char* key, std::optional<bo
     return v->get<bool>();
 }
 
-Expected<std::string> string_member(const Json& object, const char* key, std::optional<std::string> fallback) {
+Expected<std::string> string_member(const Json& object, const char* key,
+                                    std::optional<std::string> fallback) {
     const Json* v = member(object, key);
     if (v == nullptr) {
         if (!fallback) return missing(key);

@@ -16,7 +16,8 @@ std::string printable(std::string_view text) {
     return out;
 }
 
-std::optional<uint64_t> stored_bytes(const std::vector<uint64_t>& shape, uint64_t elements, uint64_t bytes) {
+std::optional<uint64_t> stored_bytes(const std::vector<uint64_t>& shape, uint64_t elements,
+                                     uint64_t bytes) {
     // Kept well below 2^64 so that sums with file offsets cannot wrap either.
     constexpr uint64_t kMax = uint64_t{1} << 60;
     uint64_t product = 1;
@@ -31,8 +32,8 @@ std::optional<uint64_t> stored_bytes(const std::vector<uint64_t>& shape, uint64_
     return blocks * bytes;
 }
 
-Expected<void> check_tensor_layout(const std::vector<StoredTensor>& tensors, std::span<const std::byte> data,
-                                   bool packed) {
+Expected<void> check_tensor_layout(const std::vector<StoredTensor>& tensors,
+                                   std::span<const std::byte> data, bool packed) {
     std::set<std::string_view> names;
     std::vector<const StoredTensor*> order;
     order.reserve(tensors.size());
@@ -47,10 +48,12 @@ Expected<void> check_tensor_layout(const std::vector<StoredTensor>& tensors, std
     const std::byte* end = data.data();
     for (const StoredTensor* t : order) {
         if (t->bytes.data() < end) {
-            return fail(ErrorCode::kCorrupt, "tensor '" + printable(t->name) + "' overlaps another");
+            return fail(ErrorCode::kCorrupt,
+                        "tensor '" + printable(t->name) + "' overlaps another");
         }
         if (packed && t->bytes.data() != end) {
-            return fail(ErrorCode::kCorrupt, "bytes before tensor '" + printable(t->name) + "' belong to no tensor");
+            return fail(ErrorCode::kCorrupt,
+                        "bytes before tensor '" + printable(t->name) + "' belong to no tensor");
         }
         end = t->bytes.data() + t->bytes.size();
     }

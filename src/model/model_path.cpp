@@ -34,7 +34,8 @@ Expected<std::string> resolve_model_path(const std::string& path, const std::str
     const std::string fence = real_root == "/" ? real_root : real_root + "/";
     const std::string full = path.front() == '/' ? path : fence + path;
     std::string real = real_path(full);
-    // Missing and outside are told apart only inside the fence: the answer must not map the rest of the disk.
+    // Missing and outside are told apart only inside the fence: the answer must not map the rest of
+    // the disk.
     if (real.empty() && full.starts_with(fence) && full.find("..") == std::string::npos) {
         return refuse(ErrorCode::kNotFound, "does not exist");
     }

@@ -22,13 +22,15 @@ enum class Naming : uint8_t { kHuggingFace, kGguf };
 /// Bytes a plan owns itself: converted norms and biases, reordered rows.
 using OwnedBytes = std::deque<std::vector<std::byte>>;
 
-/// Turns a spec and the tensors of a model's files into a plan. Every tensor's shape and type is checked, and every
-/// tensor of the files must be one that the family uses: a stray one means the architecture is not what it says.
+/// Turns a spec and the tensors of a model's files into a plan. Every tensor's shape and type is
+/// checked, and every tensor of the files must be one that the family uses: a stray one means the
+/// architecture is not what it says.
 class PlanBuilder {
   public:
-    /// `copy` false checks everything but leaves reordered weights as they are in the file: for inspection only.
-    PlanBuilder(const ModelSpec& spec, Naming naming, const std::vector<const StoredTensor*>& tensors, OwnedBytes& owned,
-                bool copy);
+    /// `copy` false checks everything but leaves reordered weights as they are in the file: for
+    /// inspection only.
+    PlanBuilder(const ModelSpec& spec, Naming naming,
+                const std::vector<const StoredTensor*>& tensors, OwnedBytes& owned, bool copy);
     /// The plan without its `storage`.
     [[nodiscard]] Expected<backend::Plan> build();
 
@@ -40,8 +42,9 @@ class PlanBuilder {
     [[nodiscard]] Expected<View> matrix(const std::string& name, size_t rows, size_t columns);
     [[nodiscard]] Expected<View> vector_f32(const std::string& name, size_t n);
     [[nodiscard]] Expected<View> bias(const std::string& projection, size_t n, Bias policy);
-    [[nodiscard]] Expected<backend::MatMul> projection(const std::string& name, backend::Slot in, backend::Slot out,
-                                                       size_t rows, size_t columns, Bias policy);
+    [[nodiscard]] Expected<backend::MatMul> projection(const std::string& name, backend::Slot in,
+                                                       backend::Slot out, size_t rows,
+                                                       size_t columns, Bias policy);
     [[nodiscard]] View deinterleave(View rows, uint32_t heads);
     [[nodiscard]] Expected<void> attention(uint32_t layer, std::vector<backend::Step>& steps);
     [[nodiscard]] Expected<void> feed_forward(uint32_t layer, std::vector<backend::Step>& steps);

@@ -20,9 +20,10 @@ struct FileType {
     std::optional<DType> dtype;
 };
 constexpr FileType kFileTypes[] = {
-    {"F32", 4, DType::kF32}, {"F16", 2, DType::kF16}, {"BF16", 2, DType::kBF16}, {"F64", 8, {}},
-    {"I64", 8, {}},          {"I32", 4, {}},          {"I16", 2, {}},            {"I8", 1, {}},
-    {"U64", 8, {}},          {"U32", 4, {}},          {"U16", 2, {}},            {"U8", 1, {}},
+    {"F32", 4, DType::kF32}, {"F16", 2, DType::kF16}, {"BF16", 2, DType::kBF16},
+    {"F64", 8, {}},          {"I64", 8, {}},          {"I32", 4, {}},
+    {"I16", 2, {}},          {"I8", 1, {}},           {"U64", 8, {}},
+    {"U32", 4, {}},          {"U16", 2, {}},          {"U8", 1, {}},
     {"BOOL", 1, {}},         {"F8_E4M3", 1, {}},      {"F8_E5M2", 1, {}},
 };
 
@@ -37,8 +38,9 @@ struct Entry {
     bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-/// Accepts exactly the header's schema, as a stream: {"__metadata__": {string: string}, NAME: {"dtype": string,
-/// "shape": [n…], "data_offsets": [begin, end]}…}. Anything else stops the parse with `error`.
+/// Accepts exactly the header's schema, as a stream: {"__metadata__": {string: string}, NAME:
+/// {"dtype": string, "shape": [n…], "data_offsets": [begin, end]}…}. Anything else stops the parse
+/// with `error`.
 class HeaderReader final : public nlohmann::json_sax<Json> {
   public:
     std::vector<Entry> entries;
@@ -52,7 +54,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
     bool number_unsigned(number_unsigned_t v) override {
         if (state_ == State::kShape) {
-            if (entry().shape.size() >= limits::kTensorDimsMax) return stop("has too many dimensions");
+            if (entry().shape.size() >= limits::kTensorDimsMax)
+                return stop("has too many dimensions");
             entry().shape.push_back(v);
             return true;
         }
@@ -95,8 +98,11 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
             if (!names_.insert(v).second) return stop("is there twice");
             return true;
         }
-        if (state_ == State::kMetadata) return metadata_.insert(v).second || stop("is there twice in __metadata__");
-        bool& seen = v == "dtype" ? entry().has_dtype : v == "shape" ? entry().has_shape : entry().has_offsets;
+        if (state_ == State::kMetadata)
+            return metadata_.insert(v).second || stop("is there twice in __metadata__");
+        bool& seen = v == "dtype"   ? entry().has_dtype
+                     : v == "shape" ? entry().has_shape
+                                    : entry().has_offsets;
         if (v != "dtype" && v != "shape" && v != "data_offsets") return stop("is an unknown field");
         if (seen) return stop("is there twice in one tensor");
         return seen = true;
@@ -160,7 +166,8 @@ Expected<StoredTensor> place(Entry& e, std::span<const std::byte> data) {
     for (const FileType& t : kFileTypes) {
         if (e.dtype == t.name) type = &t;
     }
-    if (type == nullptr) return bad("has unknown type " + printable(e.dtype), ErrorCode::kUnsupported);
+    if (type == nullptr)
+        return bad("has unknown type " + printable(e.dtype), ErrorCode::kUnsupported);
     const uint64_t begin = e.offsets[0];
     const uint64_t end = e.offsets[1];
     if (begin > end || end > data.size()) return bad("lies outside the file");
@@ -172,8 +179,8 @@ Expected<StoredTensor> place(Entry& e, std::span<const std::byte> data) {
 
 bool plain_file_name(const std::string& name) {
     constexpr size_t kNameBytesMax = 255;
-    return !name.empty() && name.size() <= kNameBytesMax && name[0] != '.' && name.find('/') == std::string::npos &&
-           name.find('\0') == std::string::npos;
+    return !name.empty() && name.size() <= kNameBytesMax && name[0] != '.' &&
+           name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
 }
 
 }  // namespace
@@ -187,7 +194,8 @@ Expected<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
 
 Expected<SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> bytes) {
     uint64_t length = 0;
-    if (bytes.size() < sizeof length) return fail(ErrorCode::kCorrupt, "safetensors file is too short");
+    if (bytes.size() < sizeof length)
+        return fail(ErrorCode::kCorrupt, "safetensors file is too short");
     std::memcpy(&length, bytes.data(), sizeof length);
     if (length > limits::kModelHeaderBytesMax || length > bytes.size() - sizeof length) {
         return fail(ErrorCode::kCorrupt, "safetensors header length does not fit the file");
@@ -199,7 +207,8 @@ Expected<SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> byte
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof length);
     HeaderReader reader;
     if (!Json::sax_parse(text, text + length, &reader)) {
-        return fail(ErrorCode::kCorrupt, reader.error.empty() ? "safetensors header is malformed" : reader.error);
+        return fail(ErrorCode::kCorrupt,
+                    reader.error.empty() ? "safetensors header is malformed" : reader.error);
     }
     for (Entry& e : reader.entries) {
         BATON_TRY_ASSIGN(StoredTensor t, place(e, data));
@@ -220,8 +229,8 @@ Expected<std::map<std::string, std::string>> read_weight_map(const Json& index) 
     std::map<std::string, std::string> out;
     for (const auto& [name, shard] : map->items()) {
         if (!shard.is_string() || !plain_file_name(shard.get_ref<const std::string&>())) {
-            return fail(ErrorCode::kCorrupt,
-                        "model.safetensors.index.json: the shard of '" + printable(name) + "' is not a file name");
+            return fail(ErrorCode::kCorrupt, "model.safetensors.index.json: the shard of '" +
+                                                 printable(name) + "' is not a file name");
         }
         out.emplace(name, shard.get<std::string>());
     }
@@ -243,13 +252,15 @@ Expected<std::vector<SafetensorsFile>> open_safetensors_dir(const std::string& d
     BATON_TRY_ASSIGN(const auto weight_map, read_weight_map(index));
     std::set<std::string> shards;
     for (const auto& [name, shard] : weight_map) shards.insert(shard);
-    if (shards.size() > kShardsMax) return fail(ErrorCode::kCorrupt, "model.safetensors.index.json: too many shards");
+    if (shards.size() > kShardsMax)
+        return fail(ErrorCode::kCorrupt, "model.safetensors.index.json: too many shards");
     std::map<std::string, std::string> found;
     for (const std::string& shard : shards) {
         BATON_TRY_ASSIGN(SafetensorsFile file, SafetensorsFile::open(dir + "/" + shard));
         for (const StoredTensor& t : file.tensors()) {
             if (!found.emplace(t.name, shard).second) {
-                return fail(ErrorCode::kCorrupt, "tensor '" + printable(t.name) + "' is in two shards");
+                return fail(ErrorCode::kCorrupt,
+                            "tensor '" + printable(t.name) + "' is in two shards");
             }
         }
         out.push_back(std::move(file));
@@ -257,7 +268,8 @@ Expected<std::vector<SafetensorsFile>> open_safetensors_dir(const std::string& d
     for (const auto& [name, shard] : weight_map) {
         const auto it = found.find(name);
         if (it == found.end() || it->second != shard) {
-            return fail(ErrorCode::kCorrupt, "tensor '" + printable(name) + "' is not in its shard " + printable(shard));
+            return fail(ErrorCode::kCorrupt,
+                        "tensor '" + printable(name) + "' is not in its shard " + printable(shard));
         }
     }
     return out;

@@ -27,10 +27,12 @@ Expected<DirContents> list_dir(const std::string& path) {
     DirContents out;
     size_t seen = 0;
     for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
-        if (++seen > kDirEntriesMax) return fail(ErrorCode::kInvalidArgument, path + " holds too many files");
+        if (++seen > kDirEntriesMax)
+            return fail(ErrorCode::kInvalidArgument, path + " holds too many files");
         const std::string name = it->path().filename().string();
         if (name == "config.json") out.config = true;
-        if (name == "model.safetensors" || name == "model.safetensors.index.json") out.safetensors = true;
+        if (name == "model.safetensors" || name == "model.safetensors.index.json")
+            out.safetensors = true;
         if (name.ends_with(".gguf")) out.gguf.push_back(it->path().string());
     }
     if (error) return fail(ErrorCode::kIo, "cannot list " + path + ": " + error.message());
@@ -45,7 +47,9 @@ Expected<Source> open_gguf(const std::string& path) {
     const GgufFile& gguf = *source.files->gguf;
     if (gguf.has("split.count")) {
         BATON_TRY_ASSIGN(const uint64_t parts, gguf.get_uint("split.count"));
-        if (parts > 1) return fail(ErrorCode::kUnsupported, "GGUF split over several files is not supported by baton yet");
+        if (parts > 1)
+            return fail(ErrorCode::kUnsupported,
+                        "GGUF split over several files is not supported by baton yet");
     }
     BATON_TRY_ASSIGN(source.spec, spec_from_gguf(gguf));
     return source;
@@ -70,27 +74,33 @@ Expected<Source> open_source(const std::string& path) {
     if (!fs::exists(status)) return fail(ErrorCode::kNotFound, "model " + path + " does not exist");
     if (fs::is_regular_file(status)) {
         if (path.ends_with(".safetensors")) {
-            return fail(ErrorCode::kInvalidArgument, "give the model's directory, not its safetensors file");
+            return fail(ErrorCode::kInvalidArgument,
+                        "give the model's directory, not its safetensors file");
         }
         return open_gguf(path);
     }
     if (!fs::is_directory(status)) {
-        return fail(ErrorCode::kInvalidArgument, "model " + path + " is neither a file nor a directory");
+        return fail(ErrorCode::kInvalidArgument,
+                    "model " + path + " is neither a file nor a directory");
     }
     BATON_TRY_ASSIGN(const DirContents contents, list_dir(path));
     if (contents.config && contents.safetensors) return open_safetensors(path);
     if (contents.gguf.size() == 1) return open_gguf(contents.gguf[0]);
     if (contents.gguf.size() > 1) {
-        return fail(ErrorCode::kInvalidArgument, "model directory " + path + " holds several .gguf files: name one");
+        return fail(ErrorCode::kInvalidArgument,
+                    "model directory " + path + " holds several .gguf files: name one");
     }
     if (contents.config) {
-        // Tell an architecture that baton lacks before the weights it may not even have as safetensors.
-        BATON_TRY_ASSIGN(const std::string text, read_file(path + "/config.json", limits::kModelStringBytesMax));
+        // Tell an architecture that baton lacks before the weights it may not even have as
+        // safetensors.
+        BATON_TRY_ASSIGN(const std::string text,
+                         read_file(path + "/config.json", limits::kModelStringBytesMax));
         BATON_TRY_ASSIGN(const Json config, parse_json(text, "config.json"));
         BATON_TRY(spec_from_config(config));
     }
     return fail(ErrorCode::kInvalidArgument,
-                "model directory " + path + " holds neither config.json with model.safetensors nor a .gguf file");
+                "model directory " + path +
+                    " holds neither config.json with model.safetensors nor a .gguf file");
 }
 
 std::vector<const StoredTensor*> Source::tensors() const {
@@ -106,7 +116,8 @@ std::vector<const StoredTensor*> Source::tensors() const {
 
 Expected<backend::Plan> Source::plan(bool copy) const {
     const Naming naming = is_gguf() ? Naming::kGguf : Naming::kHuggingFace;
-    BATON_TRY_ASSIGN(backend::Plan plan, PlanBuilder(spec, naming, tensors(), files->owned, copy).build());
+    BATON_TRY_ASSIGN(backend::Plan plan,
+                     PlanBuilder(spec, naming, tensors(), files->owned, copy).build());
     plan.storage = files;
     return plan;
 }
@@ -121,7 +132,9 @@ namespace {
 void append(std::string& text, std::span<const std::byte> bytes) {
     text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
-void append_number(std::string& text, uint64_t n) { text += std::to_string(n) + ";"; }
+void append_number(std::string& text, uint64_t n) {
+    text += std::to_string(n) + ";";
+}
 void append_digest(std::string& text, std::span<const std::byte> bytes) {
     const Digest d = sha256(bytes);
     text.append(reinterpret_cast<const char*>(d.data()), d.size());

@@ -39,7 +39,9 @@ struct Source {
 /// Finds and opens the model at `path`: a file, or a directory (see inspect_model).
 [[nodiscard]] Expected<Source> open_source(const std::string& path);
 
-/// See ModelInfo::identity. `side_files` are the texts of the other files that shape what the model does.
-[[nodiscard]] Digest model_identity(const Source& source, const std::vector<std::string>& side_files);
+/// See ModelInfo::identity. `side_files` are the texts of the other files that shape what the model
+/// does.
+[[nodiscard]] Digest model_identity(const Source& source,
+                                    const std::vector<std::string>& side_files);
 
 }  // namespace baton::model

@@ -4,17 +4,28 @@ namespace baton::tensor {
 
 std::string_view to_string(DType t) {
     switch (t) {
-        case DType::kF32: return "F32";
-        case DType::kF16: return "F16";
-        case DType::kBF16: return "BF16";
-        case DType::kQ8_0: return "Q8_0";
-        case DType::kQ4_0: return "Q4_0";
-        case DType::kQ4_1: return "Q4_1";
-        case DType::kQ5_0: return "Q5_0";
-        case DType::kQ5_1: return "Q5_1";
-        case DType::kQ4_K: return "Q4_K";
-        case DType::kQ5_K: return "Q5_K";
-        case DType::kQ6_K: return "Q6_K";
+        case DType::kF32:
+            return "F32";
+        case DType::kF16:
+            return "F16";
+        case DType::kBF16:
+            return "BF16";
+        case DType::kQ8_0:
+            return "Q8_0";
+        case DType::kQ4_0:
+            return "Q4_0";
+        case DType::kQ4_1:
+            return "Q4_1";
+        case DType::kQ5_0:
+            return "Q5_0";
+        case DType::kQ5_1:
+            return "Q5_1";
+        case DType::kQ4_K:
+            return "Q4_K";
+        case DType::kQ5_K:
+            return "Q5_K";
+        case DType::kQ6_K:
+            return "Q6_K";
     }
     return "unknown";
 }
@@ -44,7 +55,8 @@ uint16_t f32_to_f16(float f) {
     // 65520 and above round to infinity.
     if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
     if (magnitude < 0x38800000u) {
-        // Below 2^-14: adding 0.5 puts the value's multiple of 2^-24 into the low mantissa bits, rounded by the FPU.
+        // Below 2^-14: adding 0.5 puts the value's multiple of 2^-24 into the low mantissa bits,
+        // rounded by the FPU.
         const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
         return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
     }

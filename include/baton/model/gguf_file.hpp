@@ -16,18 +16,31 @@ namespace baton::model {
 
 /// Value types of GGUF metadata, numbered as in the file.
 enum class GgufType : uint32_t {
-    kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6,
-    kBool = 7, kString = 8, kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12,
+    kU8 = 0,
+    kI8 = 1,
+    kU16 = 2,
+    kI16 = 3,
+    kU32 = 4,
+    kI32 = 5,
+    kF32 = 6,
+    kBool = 7,
+    kString = 8,
+    kArray = 9,
+    kU64 = 10,
+    kI64 = 11,
+    kF64 = 12,
 };
 
-/// A GGUF file, version 2 or 3, little endian. Reading checks everything a hostile file could lie about before it is
-/// used: counts against the bytes that are there, string and key lengths, duplicate keys and names, value types,
-/// dimension products, alignment, and that no tensor overlaps another or leaves the file. Immutable after open; any
-/// thread may read it. Views and string_views point into the file and die with it.
+/// A GGUF file, version 2 or 3, little endian. Reading checks everything a hostile file could lie
+/// about before it is used: counts against the bytes that are there, string and key lengths,
+/// duplicate keys and names, value types, dimension products, alignment, and that no tensor
+/// overlaps another or leaves the file. Immutable after open; any thread may read it. Views and
+/// string_views point into the file and die with it.
 class GgufFile {
   public:
-    /// Maps the file at `path` and reads its header. kNotFound, kIo, kCorrupt (malformed) or kUnsupported (a version,
-    /// byte order or type that baton does not read), with the field that is to blame.
+    /// Maps the file at `path` and reads its header. kNotFound, kIo, kCorrupt (malformed) or
+    /// kUnsupported (a version, byte order or type that baton does not read), with the field that
+    /// is to blame.
     static Expected<GgufFile> open(const std::string& path);
     /// Reads `bytes`, which outlive the result.
     static Expected<GgufFile> parse(std::span<const std::byte> bytes);
@@ -38,10 +51,13 @@ class GgufFile {
     [[nodiscard]] std::span<const std::byte> header() const { return bytes_.first(header_bytes_); }
     [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
 
-    [[nodiscard]] bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
+    [[nodiscard]] bool has(std::string_view key) const {
+        return values_.find(key) != values_.end();
+    }
     /// True when the value of `key` is an array.
     [[nodiscard]] bool is_array(std::string_view key) const;
-    /// A non-negative integer of any integer type. kCorrupt when missing, negative or of another type.
+    /// A non-negative integer of any integer type. kCorrupt when missing, negative or of another
+    /// type.
     [[nodiscard]] Expected<uint64_t> get_uint(std::string_view key) const;
     /// f32 or f64.
     [[nodiscard]] Expected<double> get_float(std::string_view key) const;
@@ -54,10 +70,11 @@ class GgufFile {
   private:
     friend class GgufParser;
     struct Value {
-        GgufType type = GgufType::kU8;     ///< of the value, or of the elements of an array
+        GgufType type = GgufType::kU8;  ///< of the value, or of the elements of an array
         bool array = false;
         uint64_t count = 1;
-        std::span<const std::byte> bytes;  ///< of a string: its text; of a string array: (u64 length, text)…
+        std::span<const std::byte>
+            bytes;  ///< of a string: its text; of a string array: (u64 length, text)…
     };
     [[nodiscard]] Expected<const Value*> find(std::string_view key, bool array) const;
 

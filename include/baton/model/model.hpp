@@ -16,7 +16,8 @@
 
 namespace baton::model {
 
-/// Sampling defaults the model's authors recommend (generation_config.json, general.sampling.* of GGUF).
+/// Sampling defaults the model's authors recommend (generation_config.json, general.sampling.* of
+/// GGUF).
 struct GenerationDefaults {
     std::optional<float> temperature;
     std::optional<float> top_p;
@@ -29,44 +30,52 @@ struct ModelInfo {
     std::string architecture;  ///< as the files call it: "llama", "qwen2", "qwen3", "mistral"
     std::string family;        ///< the plan it runs: "llama", "qwen2", "qwen3", "mistral"
     backend::ModelShape shape;
-    /// SHA-256 over configuration, tokenizer, tensor names, shapes and types, file sizes and samples of every tensor:
-    /// equal for copies of one model wherever they lie; cheap, so no defence against a crafted collision.
+    /// SHA-256 over configuration, tokenizer, tensor names, shapes and types, file sizes and
+    /// samples of every tensor: equal for copies of one model wherever they lie; cheap, so no
+    /// defence against a crafted collision.
     Digest identity{};
-    std::vector<TokenId> eos;  ///< tokens that end a generation, without repeats; the first is the tokenizer's own
-    TokenId bos = -1;          ///< -1: none
-    std::string bos_token;     ///< spellings as the chat template expects them; empty: none
+    std::vector<TokenId>
+        eos;  ///< tokens that end a generation, without repeats; the first is the tokenizer's own
+    TokenId bos = -1;       ///< -1: none
+    std::string bos_token;  ///< spellings as the chat template expects them; empty: none
     std::string eos_token;
     std::shared_ptr<const text::Tokenizer> tokenizer;
     std::string chat_template_source;  ///< empty: the model has none
-    std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null: none, or it does not compile
-    std::string chat_template_error;   ///< why chat_template_source does not compile
+    std::shared_ptr<const text::ChatTemplate>
+        chat_template;                ///< null: none, or it does not compile
+    std::string chat_template_error;  ///< why chat_template_source does not compile
     std::string quantization;  ///< type that holds most of the weight bytes: "Q4_1", "BF16", …
     std::string format;        ///< "gguf" or "safetensors"
     uint64_t weight_bytes = 0;
-    /// Positions that may be used: the model's context, limited to its attention window where it has one (attention
-    /// inside one window equals full attention) and to limits::kContextTokensMax.
+    /// Positions that may be used: the model's context, limited to its attention window where it
+    /// has one (attention inside one window equals full attention) and to
+    /// limits::kContextTokensMax.
     uint32_t context_length = 0;
     uint32_t sliding_window = 0;  ///< the window that limited context_length; 0: full attention
     GenerationDefaults generation;
 };
 
-/// Reads a model's description: a .gguf file, a directory with exactly one .gguf, or a directory with config.json and
-/// safetensors (and tokenizer.json, tokenizer_config.json, generation_config.json). Opens the weight files to check
-/// their headers and that every tensor of the architecture is there in the right shape, but reads no weights.
-/// kNotFound, kIo, kCorrupt (a malformed file) or kUnsupported (an architecture, type or tokenizer by its name).
+/// Reads a model's description: a .gguf file, a directory with exactly one .gguf, or a directory
+/// with config.json and safetensors (and tokenizer.json, tokenizer_config.json,
+/// generation_config.json). Opens the weight files to check their headers and that every tensor of
+/// the architecture is there in the right shape, but reads no weights. kNotFound, kIo, kCorrupt (a
+/// malformed file) or kUnsupported (an architecture, type or tokenizer by its name).
 [[nodiscard]] Expected<ModelInfo> inspect_model(const std::string& path);
 
-/// Maps the weights at `path` and builds the plan of the family. Norm weights and biases come as F32; matrices stay in
-/// their type, mapped, except q/k projections of GGUF llama files, whose rows are copied into the order of
-/// half-rotation RoPE. Errors as inspect_model.
+/// Maps the weights at `path` and builds the plan of the family. Norm weights and biases come as
+/// F32; matrices stay in their type, mapped, except q/k projections of GGUF llama files, whose rows
+/// are copied into the order of half-rotation RoPE. Errors as inspect_model.
 [[nodiscard]] Expected<backend::Plan> load_plan(const std::string& path);
 
-/// The real path of `path` when it lies inside the real path of `root` (relative paths start at `root`). An empty
-/// `root` fences nothing. kNotFound when it does not exist, kInvalidArgument (param "model_path") when it is outside.
-[[nodiscard]] Expected<std::string> resolve_model_path(const std::string& path, const std::string& root);
+/// The real path of `path` when it lies inside the real path of `root` (relative paths start at
+/// `root`). An empty `root` fences nothing. kNotFound when it does not exist, kInvalidArgument
+/// (param "model_path") when it is outside.
+[[nodiscard]] Expected<std::string> resolve_model_path(const std::string& path,
+                                                       const std::string& root);
 
-/// True for architectures whose layers carry a recurrent state (state space, linear attention, hybrids), by Hugging
-/// Face model_type, class name or GGUF name: "qwen3_5", "Qwen3NextForCausalLM", "mamba2", "rwkv7", "falcon-h1", ….
+/// True for architectures whose layers carry a recurrent state (state space, linear attention,
+/// hybrids), by Hugging Face model_type, class name or GGUF name: "qwen3_5",
+/// "Qwen3NextForCausalLM", "mamba2", "rwkv7", "falcon-h1", ….
 [[nodiscard]] bool is_recurrent_architecture(std::string_view name);
 
 }  // namespace baton::model

@@ -7,16 +7,46 @@ namespace baton::model {
 namespace {
 
 TEST(Architecture, RecurrentFamiliesByEveryName) {
-    for (const char* name :
-         {"qwen3_5", "qwen3_5_moe", "qwen35", "qwen35moe", "Qwen3_5ForConditionalGeneration", "qwen3_next", "qwen3next",
-          "Qwen3NextForCausalLM", "mamba", "mamba2", "Mamba2ForCausalLM", "falcon_mamba", "rwkv", "rwkv6", "rwkv7",
-          "rwkv6qwen2", "jamba", "JambaForCausalLM", "bamba", "zamba2", "recurrent_gemma", "granitehybrid",
-          "granitemoehybrid", "nemotron_h", "NemotronHForCausalLM", "falcon-h1", "falcon_h1", "lfm2", "lfm2moe",
-          "xlstm", "plamo2", "kimi_linear", "kimi-linear", "minimax", "MiniMaxText01ForCausalLM"}) {
+    for (const char* name : {"qwen3_5",
+                             "qwen3_5_moe",
+                             "qwen35",
+                             "qwen35moe",
+                             "Qwen3_5ForConditionalGeneration",
+                             "qwen3_next",
+                             "qwen3next",
+                             "Qwen3NextForCausalLM",
+                             "mamba",
+                             "mamba2",
+                             "Mamba2ForCausalLM",
+                             "falcon_mamba",
+                             "rwkv",
+                             "rwkv6",
+                             "rwkv7",
+                             "rwkv6qwen2",
+                             "jamba",
+                             "JambaForCausalLM",
+                             "bamba",
+                             "zamba2",
+                             "recurrent_gemma",
+                             "granitehybrid",
+                             "granitemoehybrid",
+                             "nemotron_h",
+                             "NemotronHForCausalLM",
+                             "falcon-h1",
+                             "falcon_h1",
+                             "lfm2",
+                             "lfm2moe",
+                             "xlstm",
+                             "plamo2",
+                             "kimi_linear",
+                             "kimi-linear",
+                             "minimax",
+                             "MiniMaxText01ForCausalLM"}) {
         EXPECT_TRUE(is_recurrent_architecture(name)) << name;
     }
-    for (const char* name : {"llama", "LlamaForCausalLM", "qwen2", "qwen3", "Qwen3ForCausalLM", "qwen3moe", "mistral",
-                             "gemma3", "phi3", "minimax_m2", "granite", "nemotron", "falcon", "", "model"}) {
+    for (const char* name :
+         {"llama", "LlamaForCausalLM", "qwen2", "qwen3", "Qwen3ForCausalLM", "qwen3moe", "mistral",
+          "gemma3", "phi3", "minimax_m2", "granite", "nemotron", "falcon", "", "model"}) {
         EXPECT_FALSE(is_recurrent_architecture(name)) << name;
     }
 }
@@ -39,12 +69,15 @@ TEST(ModelPath, StaysInsideTheRoot) {
     EXPECT_EQ(resolve_model_path(real_outside, "").value(), real_outside);
     EXPECT_EQ(resolve_model_path(real_outside, "/").value(), real_outside);
 
-    const auto code = [&](const std::string& path) { return resolve_model_path(path, real_root).error().code; };
+    const auto code = [&](const std::string& path) {
+        return resolve_model_path(path, real_root).error().code;
+    };
     EXPECT_EQ(code("a/none"), ErrorCode::kNotFound);
     EXPECT_EQ(code(real_root + "/none"), ErrorCode::kNotFound);
     for (const std::string& path :
-         {real_outside, std::string(".."), std::string("/"), std::string("link"), std::string("a/../../none"),
-          real_root + "-sibling", std::string("/none"), std::string(""), std::string("a\0b", 3)}) {
+         {real_outside, std::string(".."), std::string("/"), std::string("link"),
+          std::string("a/../../none"), real_root + "-sibling", std::string("/none"),
+          std::string(""), std::string("a\0b", 3)}) {
         EXPECT_EQ(code(path), ErrorCode::kInvalidArgument) << path;
         EXPECT_EQ(resolve_model_path(path, real_root).error().param, "model_path");
     }

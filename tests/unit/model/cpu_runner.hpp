@@ -16,7 +16,8 @@ namespace baton::model::test {
 /// One sequence on a CPU backend of its own, with f32 KV.
 class CpuRunner {
   public:
-    static Expected<std::unique_ptr<CpuRunner>> make(const backend::Plan& plan, const std::string& isa,
+    static Expected<std::unique_ptr<CpuRunner>> make(const backend::Plan& plan,
+                                                     const std::string& isa,
                                                      uint32_t positions = 256) {
         auto out = std::make_unique<CpuRunner>();
         backend::CpuOptions options;
@@ -30,7 +31,8 @@ class CpuRunner {
         const size_t bytes = (layout.pool_bytes() + 63) / 64 * 64;
         out->pool_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
         std::fill_n(out->pool_.get(), bytes, std::byte{0});
-        BATON_TRY_ASSIGN(out->backend_, backend::make_cpu_backend(plan, options, {out->pool_.get(), bytes}));
+        BATON_TRY_ASSIGN(out->backend_,
+                         backend::make_cpu_backend(plan, options, {out->pool_.get(), bytes}));
         // Blocks in falling order, so that nothing works only because block i sits at i.
         out->blocks_.resize(options.blocks);
         std::iota(out->blocks_.rbegin(), out->blocks_.rend(), BlockId{0});

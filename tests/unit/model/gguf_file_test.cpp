@@ -17,11 +17,16 @@ std::string error_of(const std::string& bytes) {
     const auto file = GgufFile::parse(test::as_span(bytes));
     return file ? std::string() : file.error().message;
 }
-std::string error_of(const GgufWriter& w) { return error_of(w.bytes()); }
+std::string error_of(const GgufWriter& w) {
+    return error_of(w.bytes());
+}
 
 TEST(GgufFile, ReadsEveryValueType) {
     GgufWriter w;
-    w.key<uint8_t>("u8", 0, 200).key<int8_t>("i8", 1, 5).key<uint16_t>("u16", 2, 60000).key<int16_t>("i16", 3, 7);
+    w.key<uint8_t>("u8", 0, 200)
+        .key<int8_t>("i8", 1, 5)
+        .key<uint16_t>("u16", 2, 60000)
+        .key<int16_t>("i16", 3, 7);
     w.key<uint32_t>("u32", 4, 4000000000u).key<int32_t>("i32", 5, -3).key<float>("f32", 6, 1.5f);
     w.key<uint8_t>("yes", 7, 1).key_string("text", "a\0b").key<uint64_t>("u64", 10, 1ull << 40);
     w.key<int64_t>("i64", 11, 9).key<double>("f64", 12, -2.25);
@@ -53,7 +58,8 @@ TEST(GgufFile, RefusesValuesReadAsAnotherType) {
     GgufWriter w;
     w.key<int32_t>("negative", 5, -3).key_string("text", "x").key<float>("f32", 6, 1.0f);
     w.key_array<uint64_t>("longs", 10, {1}).key_array<uint8_t>("bytes", 0, {1, 2, 3, 4});
-    w.key<uint64_t>("huge", 10, UINT64_MAX).key<float>("nan", 6, std::numeric_limits<float>::quiet_NaN());
+    w.key<uint64_t>("huge", 10, UINT64_MAX)
+        .key<float>("nan", 6, std::numeric_limits<float>::quiet_NaN());
     w.key_array<uint32_t>("big", 4, {4000000000u}).key_array<float>("floats", 6, {1.0f});
     const std::string bytes = w.bytes();
     const auto file = GgufFile::parse(test::as_span(bytes));
@@ -79,7 +85,8 @@ TEST(GgufFile, RefusesValuesReadAsAnotherType) {
 
 TEST(GgufFile, ReadsTensorsWithReversedDimensions) {
     GgufWriter w;
-    w.tensor("a", {4, 2}, 0, std::string(32, 'a')).tensor("q", {64, 3}, 8, std::string(3 * 68, 'q'));
+    w.tensor("a", {4, 2}, 0, std::string(32, 'a'))
+        .tensor("q", {64, 3}, 8, std::string(3 * 68, 'q'));
     w.tensor("odd", {256}, 16, std::string(66, 'x'));
     const std::string bytes = w.bytes();
     const auto file = GgufFile::parse(test::as_span(bytes));
@@ -122,7 +129,8 @@ TEST(GgufFile, RefusesCountsThatTheFileCannotHold) {
 }
 
 TEST(GgufFile, RefusesStringsAndArraysPastTheEnd) {
-    for (const uint64_t length : {uint64_t{100}, uint64_t{1} << 24, uint64_t{1} << 32, UINT64_MAX, UINT64_MAX - 7}) {
+    for (const uint64_t length :
+         {uint64_t{100}, uint64_t{1} << 24, uint64_t{1} << 32, UINT64_MAX, UINT64_MAX - 7}) {
         GgufWriter key;
         key.keys.num(length);
         key.keys.out += "short key and some bytes";
@@ -167,7 +175,8 @@ TEST(GgufFile, RefusesBadValues) {
     for (const uint32_t alignment : {0u, 1u, 7u, 24u, 1u << 30}) {
         GgufWriter w;
         w.key<uint32_t>("general.alignment", 4, alignment);
-        EXPECT_EQ(error_of(w), "GGUF general.alignment " + std::to_string(alignment) + " is not usable");
+        EXPECT_EQ(error_of(w),
+                  "GGUF general.alignment " + std::to_string(alignment) + " is not usable");
     }
     GgufWriter text;
     text.key_string("general.alignment", "32");
@@ -192,8 +201,10 @@ TEST(GgufFile, RefusesTensorsThatDoNotFit) {
     EXPECT_EQ(one({1, 1, 1, 1, 1}, 0, 0), "GGUF tensor 't' has 5 dimensions");
     EXPECT_EQ(one({4, 0}, 0, 0), "GGUF tensor 't' has an empty dimension");
     EXPECT_EQ(one({33}, 8, 0), "GGUF tensor 't' has a shape that does not fit its type");
-    EXPECT_EQ(one({1ull << 32, 1ull << 32}, 0, 0), "GGUF tensor 't' has a shape that does not fit its type");
-    EXPECT_EQ(one({1ull << 31, 1ull << 31, 4}, 0, 0), "GGUF tensor 't' has a shape that does not fit its type");
+    EXPECT_EQ(one({1ull << 32, 1ull << 32}, 0, 0),
+              "GGUF tensor 't' has a shape that does not fit its type");
+    EXPECT_EQ(one({1ull << 31, 1ull << 31, 4}, 0, 0),
+              "GGUF tensor 't' has a shape that does not fit its type");
     EXPECT_EQ(one({UINT64_MAX}, 0, 0), "GGUF tensor 't' has a shape that does not fit its type");
     EXPECT_EQ(one({1ull << 60, 1}, 8, 0), "GGUF tensor 't' has a shape that does not fit its type");
     EXPECT_EQ(one({4}, 4, 0), "GGUF tensor 't' has type 4, which is unknown");

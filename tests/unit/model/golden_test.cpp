@@ -1,5 +1,5 @@
-// Every family end to end on the CPU backend against transformers: logits after each prompt token and 64 greedy tokens
-// of the small models in tests/data/model (scripts/golden_models.py).
+// Every family end to end on the CPU backend against transformers: logits after each prompt token
+// and 64 greedy tokens of the small models in tests/data/model (scripts/golden_models.py).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -89,9 +89,10 @@ TEST_P(GoldenModel, LogitsAfterEveryPromptToken) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenModel,
-                         testing::Values(Case{"llama", "llama"}, Case{"llama.gguf", "llama"}, Case{"qwen2", "qwen2"},
-                                         Case{"qwen2.gguf", "qwen2"}, Case{"qwen3", "qwen3"},
-                                         Case{"mistral", "mistral"}, Case{"smollm2", "smollm2"}),
+                         testing::Values(Case{"llama", "llama"}, Case{"llama.gguf", "llama"},
+                                         Case{"qwen2", "qwen2"}, Case{"qwen2.gguf", "qwen2"},
+                                         Case{"qwen3", "qwen3"}, Case{"mistral", "mistral"},
+                                         Case{"smollm2", "smollm2"}),
                          [](const auto& p) {
                              std::string name = p.param.model;
                              std::replace(name.begin(), name.end(), '.', '_');

@@ -1,5 +1,5 @@
-// Model files are hostile input: cut or flipped anywhere they give an error or load, and never crash. The sanitizer
-// builds run this too.
+// Model files are hostile input: cut or flipped anywhere they give an error or load, and never
+// crash. The sanitizer builds run this too.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -31,7 +31,8 @@ void try_load(const std::string& path, Tally& tally) {
     const auto touch = [&](const tensor::TensorView& v) {
         if (!v) return;
         row.resize(v.shape[1]);
-        for (size_t r = 0; r < v.shape[0]; ++r) tensor::dequantize_row(v.dtype, v.row(r), row.data(), row.size());
+        for (size_t r = 0; r < v.shape[0]; ++r)
+            tensor::dequantize_row(v.dtype, v.row(r), row.data(), row.size());
     };
     touch(plan->embedding);
     touch(plan->head);
@@ -51,7 +52,8 @@ void try_load(const std::string& path, Tally& tally) {
 
 class Hostile : public testing::Test {
   protected:
-    /// Spoils `good` in `rounds` places of its first `header` bytes and loads what comes out through `path`.
+    /// Spoils `good` in `rounds` places of its first `header` bytes and loads what comes out
+    /// through `path`.
     void flip(const std::string& good, size_t header, const std::string& path, int rounds) {
         std::mt19937_64 random(11);
         Tally tally;
@@ -102,7 +104,8 @@ TEST_F(Hostile, Safetensors) {
 TEST_F(Hostile, SideFilesOfADirectory) {
     test::copy_model("mistral", dir_);
     load_path_ = dir_.path();
-    for (const std::string name : {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+    for (const std::string name :
+         {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
         const std::string good = test::read_all(test::data_path("mistral/" + name));
         std::mt19937_64 random(13);
         for (int i = 0; i < 100; ++i) {

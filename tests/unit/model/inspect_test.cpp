@@ -61,8 +61,10 @@ TEST(Inspect, GgufAndDirectoryDescribeTheSameModel) {
     EXPECT_EQ(b->quantization, "F16");
     EXPECT_GT(a->weight_bytes, b->weight_bytes);
     EXPECT_EQ(a->chat_template_source, b->chat_template_source);
-    for (const std::string text : {"the quick brown fox 2024 jumps", "<|im_start|>user\nhi<|im_end|>", "\xf0\x9f\x98\x80 x"}) {
-        EXPECT_EQ(a->tokenizer->encode(text, true, true), b->tokenizer->encode(text, true, true)) << text;
+    for (const std::string text : {"the quick brown fox 2024 jumps",
+                                   "<|im_start|>user\nhi<|im_end|>", "\xf0\x9f\x98\x80 x"}) {
+        EXPECT_EQ(a->tokenizer->encode(text, true, true), b->tokenizer->encode(text, true, true))
+            << text;
     }
     // GGUF knows the other end-of-text token by its spelling.
     EXPECT_EQ(b->eos, (std::vector<TokenId>{2, 0}));
@@ -99,7 +101,8 @@ TEST_F(InspectDir, EosIdsAreJoinedWithoutRepeats) {
 TEST_F(InspectDir, ChatTemplateMayBeAFileOrAList) {
     use("smollm2");
     change("tokenizer_config.json", "chat_template",
-           json::array({{{"name", "tool_use"}, {"template", "T"}}, {{"name", "default"}, {"template", "D"}}}));
+           json::array({{{"name", "tool_use"}, {"template", "T"}},
+                        {{"name", "default"}, {"template", "D"}}}));
     EXPECT_EQ(inspect()->chat_template_source, "D");
     test::write_all(dir_.file("chat_template.jinja"), "F{{ messages[0].content }}");
     EXPECT_EQ(rendered(*inspect(), "x"), "Fx");
@@ -138,8 +141,13 @@ TEST_F(InspectDir, RefusesATokenizerThatDoesNotFitTheModel) {
     EXPECT_EQ(inspect().error().message, "the model directory has no tokenizer.json");
     std::string json_text = test::read_all(test::data_path("smollm2/tokenizer.json"));
     json j = json::parse(json_text);
-    j["added_tokens"].push_back({{"id", 288}, {"content", "<extra>"}, {"single_word", false}, {"lstrip", false},
-                                 {"rstrip", false}, {"normalized", false}, {"special", true}});
+    j["added_tokens"].push_back({{"id", 288},
+                                 {"content", "<extra>"},
+                                 {"single_word", false},
+                                 {"lstrip", false},
+                                 {"rstrip", false},
+                                 {"normalized", false},
+                                 {"special", true}});
     test::write_all(dir_.file("tokenizer.json"), j.dump());
     EXPECT_EQ(inspect().error().message, "tokenizer has 289 tokens, but the model only 288");
 }

@@ -89,8 +89,9 @@ TEST(Plan, TiedHeadIsTheEmbedding) {
     EXPECT_NE(untied->head.bytes.data(), untied->embedding.bytes.data());
 }
 
-/// A GGUF file and a safetensors directory of the same weights give the same plan: names, order of q and k rows
-/// (GGUF llama stores pairs), biases, norms and frequencies (rope_freqs.weight against the llama3 formula).
+/// A GGUF file and a safetensors directory of the same weights give the same plan: names, order of
+/// q and k rows (GGUF llama stores pairs), biases, norms and frequencies (rope_freqs.weight against
+/// the llama3 formula).
 TEST(Plan, GgufAndSafetensorsAgree) {
     for (const std::string name : {"llama", "qwen2"}) {
         const auto a = load_plan(test::data_path(name));
@@ -111,8 +112,10 @@ TEST(Plan, GgufAndSafetensorsAgree) {
             const auto mb = matmuls(*b, layer);
             ASSERT_EQ(ma.size(), mb.size());
             for (size_t i = 0; i < ma.size(); ++i) {
-                EXPECT_EQ(values(ma[i]->weight), values(mb[i]->weight)) << name << " " << ma[i]->weight.name;
-                EXPECT_EQ(values(ma[i]->bias), values(mb[i]->bias)) << name << " " << ma[i]->bias.name;
+                EXPECT_EQ(values(ma[i]->weight), values(mb[i]->weight))
+                    << name << " " << ma[i]->weight.name;
+                EXPECT_EQ(values(ma[i]->bias), values(mb[i]->bias))
+                    << name << " " << ma[i]->bias.name;
                 EXPECT_EQ(static_cast<bool>(ma[i]->bias), name == "qwen2" && i < 3);
             }
         }
@@ -140,7 +143,8 @@ TEST_F(ConfigVariant, RopeFrequenciesEqualTransformers) {
             const auto expected = c["inv_freq"].get<std::vector<float>>();
             ASSERT_EQ(plan->rope.inv_freq.size(), expected.size());
             for (size_t i = 0; i < expected.size(); ++i) {
-                EXPECT_NEAR(plan->rope.inv_freq[i] / expected[i], 1.0f, 5e-7f) << c.dump() << " " << i;
+                EXPECT_NEAR(plan->rope.inv_freq[i] / expected[i], 1.0f, 5e-7f)
+                    << c.dump() << " " << i;
             }
             EXPECT_NEAR(plan->rope.scale, c["scale"].get<float>(), 1e-6f) << c.dump();
         }
@@ -157,43 +161,51 @@ TEST_F(ConfigVariant, RefusesWhatItDoesNotCompute) {
         EXPECT_EQ(e.code, ErrorCode::kUnsupported) << key;
         return e.message;
     };
-    EXPECT_EQ(message("model_type", "qwen3_next"), "architecture 'qwen3_next' is not supported by baton yet");
-    EXPECT_EQ(message("model_type", "gemma\n"), "architecture 'gemma?' is not supported by baton yet");
+    EXPECT_EQ(message("model_type", "qwen3_next"),
+              "architecture 'qwen3_next' is not supported by baton yet");
+    EXPECT_EQ(message("model_type", "gemma\n"),
+              "architecture 'gemma?' is not supported by baton yet");
     EXPECT_EQ(message("architectures", json::array({"LlamaForSequenceClassification"})),
               "architecture 'LlamaForSequenceClassification' is not supported by baton yet");
     EXPECT_EQ(message("hidden_act", "gelu"), "activation 'gelu' is not supported by baton yet");
     EXPECT_EQ(message("rope_parameters", {{"rope_type", "longrope"}, {"factor", 2.0}}),
               "rope scaling 'longrope' is not supported by baton yet");
-    EXPECT_EQ(message("partial_rotary_factor", 0.5), "partial rotary embedding is not supported by baton yet");
+    EXPECT_EQ(message("partial_rotary_factor", 0.5),
+              "partial rotary embedding is not supported by baton yet");
     EXPECT_EQ(message("quantization_config", {{"quant_method", "gptq"}}),
               "quantization_config in config.json is not supported by baton yet");
     EXPECT_EQ(message("layer_types", json::array({"linear_attention", "full_attention"})),
               "layer type linear_attention is not supported by baton yet");
     // The file has weights that this configuration does not use.
     EXPECT_EQ(message("num_hidden_layers", 1),
-              "tensor 'model.layers.1.input_layernorm.weight' is not part of architecture 'llama' as baton runs it");
+              "tensor 'model.layers.1.input_layernorm.weight' is not part of architecture 'llama' "
+              "as baton runs it");
 }
 
 TEST_F(ConfigVariant, RefusesShapesThatTheWeightsDoNotHave) {
     use("llama");
     const json saved = config_;
-    for (const char* key : {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-                            "intermediate_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"}) {
-        for (const json& value : {json(0), json(-1), json(1.5), json("64"), json(json::array()), json(INT32_MAX),
-                                  json(UINT64_MAX), json(7), json(48)}) {
+    for (const char* key :
+         {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+          "intermediate_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"}) {
+        for (const json& value : {json(0), json(-1), json(1.5), json("64"), json(json::array()),
+                                  json(INT32_MAX), json(UINT64_MAX), json(7), json(48)}) {
             // Any positive context fits the weights.
-            if (std::string(key) == "max_position_embeddings" && value.is_number_integer() && value > 0 &&
-                value <= INT32_MAX) {
+            if (std::string(key) == "max_position_embeddings" && value.is_number_integer() &&
+                value > 0 && value <= INT32_MAX) {
                 continue;
             }
             config_ = saved;
             config_[key] = value;
-            EXPECT_EQ(error().code, ErrorCode::kCorrupt) << key << " = " << value.dump() << ": " << error().message;
+            EXPECT_EQ(error().code, ErrorCode::kCorrupt)
+                << key << " = " << value.dump() << ": " << error().message;
         }
     }
     config_ = saved;
     config_["num_attention_heads"] = 8;  // divides, but q_proj has half the rows
-    EXPECT_EQ(error().message, "tensor 'model.layers.0.self_attn.q_proj.weight' has shape [64, 64], expected [128, 64]");
+    EXPECT_EQ(
+        error().message,
+        "tensor 'model.layers.0.self_attn.q_proj.weight' has shape [64, 64], expected [128, 64]");
     config_ = saved;
     config_["attention_bias"] = true;
     EXPECT_EQ(error().message, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
@@ -244,8 +256,10 @@ TEST_F(ConfigVariant, ATiedModelMayCarryACopyOfItsHead) {
 TEST_F(ConfigVariant, BrokenJsonIsRefused) {
     use("llama");
     for (const std::string& text :
-         {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string(200'000, '['),
-          std::string("{\"model_type\":\"llama\",\"model_type\":\"llama\"}"), std::string("{\"a\":\"\xff\"}")}) {
+         {std::string(), std::string("{"), std::string("[]"), std::string("null"),
+          std::string(200'000, '['),
+          std::string("{\"model_type\":\"llama\",\"model_type\":\"llama\"}"),
+          std::string("{\"a\":\"\xff\"}")}) {
         test::write_all(dir_.file("config.json"), text);
         EXPECT_FALSE(load_plan(dir_.path())) << text.substr(0, 50);
     }
@@ -260,16 +274,20 @@ TEST(Plan, FindsTheModelInADirectory) {
     std::filesystem::copy(test::data_path("qwen2.gguf"), dir.file("b.gguf"));
     EXPECT_NE(load_plan(dir.path()).error().message.find("several .gguf files"), std::string::npos);
     EXPECT_TRUE(load_plan(dir.file("b.gguf")));
-    EXPECT_EQ(load_plan(test::data_path("llama/model.safetensors")).error().code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(load_plan(test::data_path("llama/model.safetensors")).error().code,
+              ErrorCode::kInvalidArgument);
 }
 
-/// A one-layer GGUF llama whose metadata a test may spoil. hidden 64, 2 heads of 32, ffn 32, vocab 4.
+/// A one-layer GGUF llama whose metadata a test may spoil. hidden 64, 2 heads of 32, ffn 32,
+/// vocab 4.
 test::GgufWriter small_gguf(const std::string& arch, uint32_t q_type, const std::string& q_bytes) {
     test::GgufWriter w;
     w.key_string("general.architecture", arch);
     w.key<uint32_t>(arch + ".block_count", 4, 1).key<uint32_t>(arch + ".embedding_length", 4, 64);
-    w.key<uint32_t>(arch + ".attention.head_count", 4, 2).key<uint32_t>(arch + ".attention.head_count_kv", 4, 1);
-    w.key<uint32_t>(arch + ".feed_forward_length", 4, 32).key<uint32_t>(arch + ".context_length", 4, 128);
+    w.key<uint32_t>(arch + ".attention.head_count", 4, 2)
+        .key<uint32_t>(arch + ".attention.head_count_kv", 4, 1);
+    w.key<uint32_t>(arch + ".feed_forward_length", 4, 32)
+        .key<uint32_t>(arch + ".context_length", 4, 128);
     w.key<float>(arch + ".attention.layer_norm_rms_epsilon", 6, 1e-5f);
     const auto f32 = [&](const std::string& name, const std::vector<uint64_t>& dims) {
         size_t n = 4;
@@ -297,7 +315,8 @@ Expected<Plan> load_bytes(const test::GgufWriter& w) {
 }
 
 TEST(Plan, QuantisedRowsMoveWhole) {
-    // Row r of q holds the byte r everywhere, so that its place afterwards tells where it came from.
+    // Row r of q holds the byte r everywhere, so that its place afterwards tells where it came
+    // from.
     std::string rows;
     for (int r = 0; r < 64; ++r) rows += std::string(2 * 34, static_cast<char>(r));
     const auto llama = load_bytes(small_gguf("llama", 8, rows));
@@ -315,7 +334,8 @@ TEST(Plan, QuantisedRowsMoveWhole) {
     w.tensor("blk.0.attn_k_norm.weight", {32}, 0, std::string(128, '\0'));
     const auto qwen = load_bytes(w);
     ASSERT_TRUE(qwen) << qwen.error().message;
-    for (size_t r = 0; r < 64; ++r) EXPECT_EQ(static_cast<size_t>(matmuls(*qwen, 0)[0]->weight.row(r)[0]), r);
+    for (size_t r = 0; r < 64; ++r)
+        EXPECT_EQ(static_cast<size_t>(matmuls(*qwen, 0)[0]->weight.row(r)[0]), r);
 }
 
 TEST(Plan, GgufRefusals) {
@@ -329,30 +349,39 @@ TEST(Plan, GgufRefusals) {
     EXPECT_EQ(message([](auto&) {}), "");
     EXPECT_EQ(message([](auto& w) { w.template key<uint32_t>("llama.expert_count", 4, 8); }),
               "mixture of experts is not supported by baton yet");
-    EXPECT_EQ(message([](auto& w) { w.template key<uint32_t>("llama.rope.dimension_count", 4, 16); }),
-              "partial rotary embedding is not supported by baton yet");
+    EXPECT_EQ(
+        message([](auto& w) { w.template key<uint32_t>("llama.rope.dimension_count", 4, 16); }),
+        "partial rotary embedding is not supported by baton yet");
     EXPECT_EQ(message([](auto& w) { w.key_string("llama.rope.scaling.type", "su"); }),
               "rope scaling 'su' is not supported by baton yet");
-    EXPECT_EQ(message([](auto& w) { w.template key<uint32_t>("llama.attention.value_length", 4, 64); }),
-              "a value dimension other than the key dimension is not supported by baton yet");
+    EXPECT_EQ(
+        message([](auto& w) { w.template key<uint32_t>("llama.attention.value_length", 4, 64); }),
+        "a value dimension other than the key dimension is not supported by baton yet");
     EXPECT_EQ(message([](auto& w) { w.template key<uint16_t>("split.count", 2, 3); }),
               "GGUF split over several files is not supported by baton yet");
-    EXPECT_EQ(message([](auto& w) { w.tensor("blk.0.ffn_gate_inp.weight", {64}, 0, std::string(256, '\0')); }),
-              "tensor 'blk.0.ffn_gate_inp.weight' is not part of architecture 'llama' as baton runs it");
-    EXPECT_EQ(message([](auto& w) { w.tensor("rope_freqs.weight", {16}, 0, std::string(64, '\0')); }),
-              "rope configuration: a frequency factor is not usable");
-    EXPECT_EQ(message([](auto& w) { w.tensor("rope_freqs.weight", {8}, 0, std::string(32, '\0')); }),
-              "tensor 'rope_freqs.weight' has shape [8], expected [16]");
+    EXPECT_EQ(
+        message([](auto& w) {
+            w.tensor("blk.0.ffn_gate_inp.weight", {64}, 0, std::string(256, '\0'));
+        }),
+        "tensor 'blk.0.ffn_gate_inp.weight' is not part of architecture 'llama' as baton runs it");
+    EXPECT_EQ(
+        message([](auto& w) { w.tensor("rope_freqs.weight", {16}, 0, std::string(64, '\0')); }),
+        "rope configuration: a frequency factor is not usable");
+    EXPECT_EQ(
+        message([](auto& w) { w.tensor("rope_freqs.weight", {8}, 0, std::string(32, '\0')); }),
+        "tensor 'rope_freqs.weight' has shape [8], expected [16]");
     for (const std::string arch : {"qwen3next", "mamba", "rwkv7", "gemma3"}) {
         const auto plan = load_bytes(small_gguf(arch, 0, q));
         ASSERT_FALSE(plan);
         EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported);
-        EXPECT_EQ(plan.error().message, "architecture '" + arch + "' is not supported by baton yet");
+        EXPECT_EQ(plan.error().message,
+                  "architecture '" + arch + "' is not supported by baton yet");
     }
     // A type baton does not compute with, in a layout it can check.
     const auto iq = load_bytes(small_gguf("llama", 20, std::string(64 * 2 * 18, '\0')));
     ASSERT_FALSE(iq);
-    EXPECT_EQ(iq.error().message, "tensor 'blk.0.attn_q.weight' has type IQ4_NL, which is not supported by baton yet");
+    EXPECT_EQ(iq.error().message,
+              "tensor 'blk.0.attn_q.weight' has type IQ4_NL, which is not supported by baton yet");
 }
 
 TEST(Plan, GgufHeadCountsMayBeArraysOfOneValue) {

@@ -1,4 +1,5 @@
-// SmolLM2-135M-Instruct.Q4_1.gguf (docs/PERFORMANCE.md says where it comes from), when BATON_TEST_MODEL names it.
+// SmolLM2-135M-Instruct.Q4_1.gguf (docs/PERFORMANCE.md says where it comes from), when
+// BATON_TEST_MODEL names it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +16,8 @@ class RealModel : public testing::Test {
   protected:
     void SetUp() override {
         const char* path = std::getenv("BATON_TEST_MODEL");
-        if (path == nullptr) GTEST_SKIP() << "BATON_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf";
+        if (path == nullptr)
+            GTEST_SKIP() << "BATON_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf";
         path_ = path;
     }
     std::string path_;
@@ -43,7 +45,9 @@ TEST_F(RealModel, Inspect) {
 TEST_F(RealModel, TokenIds) {
     const auto info = inspect_model(path_);
     ASSERT_TRUE(info) << info.error().message;
-    const auto ids = [&](const char* text, bool special) { return info->tokenizer->encode(text, special, false); };
+    const auto ids = [&](const char* text, bool special) {
+        return info->tokenizer->encode(text, special, false);
+    };
     using Ids = std::vector<TokenId>;
     EXPECT_EQ(ids("Hello, world!", false), (Ids{19556, 28, 905, 17}));
     EXPECT_EQ(ids("  two  spaces\n\n\tand 12345", false),
@@ -53,7 +57,8 @@ TEST_F(RealModel, TokenIds) {
               (Ids{3546, 46494, 37366, 216, 18645, 250, 48392, 138, 40303, 218}));
     EXPECT_EQ(ids("<|im_start|>user\nHi<|im_end|>\n", true), (Ids{1, 4093, 198, 26843, 2, 198}));
     EXPECT_EQ(ids("<|im_start|>user\nHi<|im_end|>\n", false),
-              (Ids{44, 108, 306, 79, 3738, 108, 46, 4093, 198, 26843, 44, 108, 306, 79, 486, 108, 46, 198}));
+              (Ids{44, 108, 306, 79, 3738, 108, 46, 4093, 198, 26843, 44, 108, 306, 79, 486, 108,
+                   46, 198}));
 }
 
 TEST_F(RealModel, ChatTemplate) {
@@ -67,12 +72,13 @@ TEST_F(RealModel, ChatTemplate) {
     std::string text;
     for (const text::Segment& s : *segments) text += s.text;
     EXPECT_EQ(text,
-              "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+              "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+              "Face<|im_end|>\n"
               "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-/// "The capital of France is" → " Paris.\n\nThe": transformers in f32 on the dequantised weights, where the best two
-/// logits of these five steps lie at least 0.8 apart.
+/// "The capital of France is" → " Paris.\n\nThe": transformers in f32 on the dequantised weights,
+/// where the best two logits of these five steps lie at least 0.8 apart.
 TEST_F(RealModel, GreedyTokens) {
     auto plan = load_plan(path_);
     ASSERT_TRUE(plan) << plan.error().message;

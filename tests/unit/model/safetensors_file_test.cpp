@@ -35,7 +35,8 @@ TEST(SafetensorsFile, ReadsTensors) {
 }
 
 TEST(SafetensorsFile, RefusesHeaderLengthsThatDoNotFit) {
-    for (const uint64_t length : {uint64_t{3}, uint64_t{1} << 27, uint64_t{1} << 62, UINT64_MAX, UINT64_MAX - 7}) {
+    for (const uint64_t length :
+         {uint64_t{3}, uint64_t{1} << 27, uint64_t{1} << 62, UINT64_MAX, UINT64_MAX - 7}) {
         test::Bytes b;
         b.num(length);
         b.out += "{}";
@@ -47,10 +48,14 @@ TEST(SafetensorsFile, RefusesHeaderLengthsThatDoNotFit) {
 }
 
 TEST(SafetensorsFile, RefusesOffsetsThatLie) {
-    const auto one = [&](const std::string& rest) { return error_of(R"({"t":{"dtype":"F32",)" + rest + "}}", kEight); };
+    const auto one = [&](const std::string& rest) {
+        return error_of(R"({"t":{"dtype":"F32",)" + rest + "}}", kEight);
+    };
     EXPECT_EQ(one(R"("shape":[2],"data_offsets":[0,8])"), "");
-    EXPECT_EQ(one(R"("shape":[3],"data_offsets":[0,12])"), "safetensors tensor 't' lies outside the file");
-    EXPECT_EQ(one(R"("shape":[2],"data_offsets":[8,0])"), "safetensors tensor 't' lies outside the file");
+    EXPECT_EQ(one(R"("shape":[3],"data_offsets":[0,12])"),
+              "safetensors tensor 't' lies outside the file");
+    EXPECT_EQ(one(R"("shape":[2],"data_offsets":[8,0])"),
+              "safetensors tensor 't' lies outside the file");
     EXPECT_EQ(one(R"("shape":[2],"data_offsets":[18446744073709551608,0])"),
               "safetensors tensor 't' lies outside the file");
     EXPECT_EQ(one(R"("shape":[1],"data_offsets":[0,8])"),
@@ -59,8 +64,10 @@ TEST(SafetensorsFile, RefusesOffsetsThatLie) {
               "safetensors tensor 't' does not have the size of its shape and type");
     EXPECT_EQ(one(R"("shape":[18446744073709551615],"data_offsets":[0,8])"),
               "safetensors tensor 't' does not have the size of its shape and type");
-    EXPECT_EQ(one(R"("shape":[1],"data_offsets":[4,8])"), "bytes before tensor 't' belong to no tensor");
-    EXPECT_EQ(one(R"("shape":[1],"data_offsets":[0,4])"), "bytes after the last tensor belong to no tensor");
+    EXPECT_EQ(one(R"("shape":[1],"data_offsets":[4,8])"),
+              "bytes before tensor 't' belong to no tensor");
+    EXPECT_EQ(one(R"("shape":[1],"data_offsets":[0,4])"),
+              "bytes after the last tensor belong to no tensor");
     EXPECT_EQ(error_of("{}", kEight), "bytes after the last tensor belong to no tensor");
     EXPECT_EQ(error_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                        R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
@@ -72,34 +79,34 @@ TEST(SafetensorsFile, RefusesWhatTheSchemaDoesNotName) {
     const std::string good = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
     EXPECT_EQ(error_of("{\"t\":{" + good + "}}", kEight), "");
     const std::vector<std::string> bad = {
-             "{\"t\":{" + good + "},\"t\":{" + good + "}}",                              // twice
-             "{\"t\":{" + good + ",\"dtype\":\"F16\"}}",                                 // field twice
-             "{\"t\":{" + good + ",\"extra\":1}}",                                       // unknown field
-             "{\"t\":{" + good + "}} x",                                                 // tail
-             "{\"t\":{" + good + "}",                                                    // cut
-             "[{" + good + "}]",                                                         // not an object
-             "7",                                                                        //
-             "{\"t\":[1]}",                                                              //
-             "{\"t\":{\"t\":{" + good + "}}}",                                           // one level too many
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[[2]],\"data_offsets\":[0,8]}}",       //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}",        //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}",       //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}",     //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}}", //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}",           //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}",       //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8]}}",           //
-             "{\"t\":{\"dtype\":null,\"shape\":[2],\"data_offsets\":[0,8]}}",            //
-             "{\"t\":{\"dtype\":\"F32\",\"shape\":[2]}}",                                // no offsets
-             "{\"t\":{\"dtype\":\"F31\",\"shape\":[2],\"data_offsets\":[0,8]}}",         // unknown type
-             "{\"\":{" + good + "}}",                                                    // no name
-             "{\"__metadata__\":{\"a\":1},\"t\":{" + good + "}}",                        //
-             "{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"},\"t\":{" + good + "}}",        //
-             "{\"__metadata__\":{\"a\":{\"b\":\"c\"}},\"t\":{" + good + "}}",            //
-             "{\"t\xff\":{" + good + "}}",                                               // not UTF-8
-             std::string(1 << 20, '['),
-             std::string(1 << 20, '{'),
-             "{\"t\":{\"shape\":" + std::string(1 << 20, '['),
+        "{\"t\":{" + good + "},\"t\":{" + good + "}}",                         // twice
+        "{\"t\":{" + good + ",\"dtype\":\"F16\"}}",                            // field twice
+        "{\"t\":{" + good + ",\"extra\":1}}",                                  // unknown field
+        "{\"t\":{" + good + "}} x",                                            // tail
+        "{\"t\":{" + good + "}",                                               // cut
+        "[{" + good + "}]",                                                    // not an object
+        "7",                                                                   //
+        "{\"t\":[1]}",                                                         //
+        "{\"t\":{\"t\":{" + good + "}}}",                                      // one level too many
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[[2]],\"data_offsets\":[0,8]}}",  //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}",   //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}",  //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}",      //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}}",  //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}",            //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}",        //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8]}}",            //
+        "{\"t\":{\"dtype\":null,\"shape\":[2],\"data_offsets\":[0,8]}}",             //
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[2]}}",                                 // no offsets
+        "{\"t\":{\"dtype\":\"F31\",\"shape\":[2],\"data_offsets\":[0,8]}}",          // unknown type
+        "{\"\":{" + good + "}}",                                                     // no name
+        "{\"__metadata__\":{\"a\":1},\"t\":{" + good + "}}",                         //
+        "{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"},\"t\":{" + good + "}}",         //
+        "{\"__metadata__\":{\"a\":{\"b\":\"c\"}},\"t\":{" + good + "}}",             //
+        "{\"t\xff\":{" + good + "}}",                                                // not UTF-8
+        std::string(1 << 20, '['),
+        std::string(1 << 20, '{'),
+        "{\"t\":{\"shape\":" + std::string(1 << 20, '['),
     };
     for (const std::string& header : bad) {
         EXPECT_NE(error_of(header, kEight), "") << header.substr(0, 200);
@@ -111,12 +118,15 @@ TEST(SafetensorsFile, RefusesWhatTheSchemaDoesNotName) {
 class SafetensorsDir : public testing::Test {
   protected:
     void write_shard(const std::string& name, const std::string& tensor) {
-        test::write_all(dir_.file(name),
-                        test::safetensors("{\"" + tensor + "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
-                                          kEight));
+        test::write_all(
+            dir_.file(name),
+            test::safetensors(
+                "{\"" + tensor + "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+                kEight));
     }
     std::string open_with(const std::string& weight_map) {
-        test::write_all(dir_.file("model.safetensors.index.json"), R"({"metadata":{},"weight_map":)" + weight_map + "}");
+        test::write_all(dir_.file("model.safetensors.index.json"),
+                        R"({"metadata":{},"weight_map":)" + weight_map + "}");
         const auto files = open_safetensors_dir(dir_.path());
         return files ? std::string() : files.error().message;
     }
@@ -154,9 +164,12 @@ TEST_F(SafetensorsDir, ShardNamesCannotLeaveTheDirectory) {
     write_shard("one.safetensors", "a");
     const std::string outside = std::filesystem::path(dir_.path()).filename().string();
     for (const std::string& name :
-         {"../" + outside + "/one.safetensors", dir_.file("one.safetensors"), std::string("./one.safetensors"),
-          std::string(".."), std::string(""), std::string("sub/one.safetensors"), std::string("one.safetensors\\u0000x")}) {
-        EXPECT_NE(open_with(R"({"a":")" + name + R"("})").find("is not a file name"), std::string::npos) << name;
+         {"../" + outside + "/one.safetensors", dir_.file("one.safetensors"),
+          std::string("./one.safetensors"), std::string(".."), std::string(""),
+          std::string("sub/one.safetensors"), std::string("one.safetensors\\u0000x")}) {
+        EXPECT_NE(open_with(R"({"a":")" + name + R"("})").find("is not a file name"),
+                  std::string::npos)
+            << name;
     }
 }
 

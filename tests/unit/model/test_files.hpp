@@ -13,7 +13,9 @@
 
 namespace baton::model::test {
 
-inline std::string data_path(const std::string& name) { return std::string(BATON_TEST_DATA) + "/model/" + name; }
+inline std::string data_path(const std::string& name) {
+    return std::string(BATON_TEST_DATA) + "/model/" + name;
+}
 
 inline std::string read_all(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -27,7 +29,9 @@ inline void write_all(const std::string& path, std::string_view text) {
     ASSERT_TRUE(out.good()) << path;
 }
 
-inline std::span<const std::byte> as_span(const std::string& s) { return std::as_bytes(std::span(s.data(), s.size())); }
+inline std::span<const std::byte> as_span(const std::string& s) {
+    return std::as_bytes(std::span(s.data(), s.size()));
+}
 
 /// A directory that goes away with the object.
 class TempDir {
@@ -103,7 +107,8 @@ class GgufWriter {
         return *this;
     }
     /// `dims` innermost first, as in the file.
-    GgufWriter& info(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
+    GgufWriter& info(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,
+                     uint64_t offset) {
         infos.str(name).num(static_cast<uint32_t>(dims.size()));
         for (const uint64_t d : dims) infos.num(d);
         infos.num(type).num(offset);

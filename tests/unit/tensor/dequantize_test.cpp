@@ -19,7 +19,8 @@ struct Golden {
 };
 
 Golden read_golden(const std::string& name) {
-    std::ifstream in(std::string(BATON_TEST_DATA) + "/model/dequant/" + name + ".bin", std::ios::binary);
+    std::ifstream in(std::string(BATON_TEST_DATA) + "/model/dequant/" + name + ".bin",
+                     std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     Golden g;
     if (text.size() < 8) return g;
@@ -58,17 +59,20 @@ TEST_P(Dequantize, BlocksAreIndependentAndNeedNoAlignment) {
     for (size_t b = 0; b * shape.elements < g.values.size(); ++b) {
         std::memcpy(odd.data() + 1, g.blocks.data() + b * shape.bytes, shape.bytes);
         dequantize_row(GetParam().second, std::span(odd).subspan(1), out.data(), out.size());
-        ASSERT_EQ(std::memcmp(out.data(), g.values.data() + b * shape.elements, shape.elements * sizeof(float)), 0);
+        ASSERT_EQ(std::memcmp(out.data(), g.values.data() + b * shape.elements,
+                              shape.elements * sizeof(float)),
+                  0);
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, Dequantize,
-                         testing::Values(std::pair{"f16", DType::kF16}, std::pair{"bf16", DType::kBF16},
-                                         std::pair{"q8_0", DType::kQ8_0}, std::pair{"q4_0", DType::kQ4_0},
-                                         std::pair{"q4_1", DType::kQ4_1}, std::pair{"q5_0", DType::kQ5_0},
-                                         std::pair{"q5_1", DType::kQ5_1}, std::pair{"q4_k", DType::kQ4_K},
-                                         std::pair{"q5_k", DType::kQ5_K}, std::pair{"q6_k", DType::kQ6_K}),
-                         [](const auto& p) { return std::string(p.param.first); });
+INSTANTIATE_TEST_SUITE_P(
+    AllFormats, Dequantize,
+    testing::Values(std::pair{"f16", DType::kF16}, std::pair{"bf16", DType::kBF16},
+                    std::pair{"q8_0", DType::kQ8_0}, std::pair{"q4_0", DType::kQ4_0},
+                    std::pair{"q4_1", DType::kQ4_1}, std::pair{"q5_0", DType::kQ5_0},
+                    std::pair{"q5_1", DType::kQ5_1}, std::pair{"q4_k", DType::kQ4_K},
+                    std::pair{"q5_k", DType::kQ5_K}, std::pair{"q6_k", DType::kQ6_K}),
+    [](const auto& p) { return std::string(p.param.first); });
 
 TEST(DequantizeF32, CopiesBits) {
     const std::vector<float> in{1.5f, -0.0f, std::numeric_limits<float>::infinity(), 3e-42f};
