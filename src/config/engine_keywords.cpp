@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <array>
-#include <functional>
 
 #include "config/launch_fields.hpp"
 
@@ -111,9 +111,12 @@ bool is_control_key(std::string_view key) {
 Expected<void> parse_engine_keywords(const Json& body, LaunchRequest& request) {
     for (const auto& [key, value] : body.items()) {
         if (value.is_null() || is_control_key(key)) continue;
+        // Command lines send unknown options as they were typed: --max-model-len means max_model_len.
+        std::string spelled = key;
+        std::replace(spelled.begin(), spelled.end(), '-', '_');
         Take take = nullptr;
         for (const auto& [name, how] : kKeywords)
-            if (name == key) take = how;
+            if (name == spelled) take = how;
         if (take != nullptr) {
             BATON_TRY(take(value, key, request));
         } else {

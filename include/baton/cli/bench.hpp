@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace baton::cli {
+
+/// Load against a running server, over HTTP.
+struct BenchServeOptions {
+    std::string url = "http://127.0.0.1:9997";
+    std::string model;              ///< uid; "" the only one the server has
+    std::string api_key;
+    uint32_t requests = 100;
+    double rate = 0;                ///< requests a second, Poisson arrivals (open loop); 0: `concurrency` decides
+    uint32_t concurrency = 8;       ///< requests in flight (closed loop); with `rate`, the bound of open ones
+    uint32_t input_tokens = 128;    ///< about that many a prompt
+    uint32_t output_tokens = 64;
+    double prefix_share = 0;        ///< 0…1: the part of each prompt that all share
+    double slo_ttft_ms = 0;         ///< goodput limits; 0: none
+    double slo_itl_ms = 0;
+    uint64_t seed = 0;
+    bool json = false;              ///< print the result as JSON on stdout
+    std::string dataset;            ///< file of prompts, one JSON string or {"prompt", "output_tokens"} a line; "" generated
+};
+/// Runs the load and prints TTFT, TPOT, ITL and E2E (mean, p50, p99), tokens a second and goodput. Returns the exit code:
+/// 1 where a request failed.
+int run_bench_serve(const BenchServeOptions& options);
+
+/// Prefill and decode speed of one replica without HTTP or hand-off.
+struct BenchEngineOptions {
+    std::string model_path;
+    uint32_t prompt_tokens = 512;
+    uint32_t decode_tokens = 64;
+    uint32_t threads = 0;  ///< 0: one per core
+    uint32_t batch = 1;    ///< sequences decoded together
+    uint32_t repeat = 1;   ///< the best of that many runs counts
+    std::string isa;       ///< see backend::CpuOptions
+    bool json = false;
+};
+/// Prints prefill_tok_per_s and decode_tok_per_s. Returns the exit code.
+int run_bench_engine(const BenchEngineOptions& options);
+
+}  // namespace baton::cli

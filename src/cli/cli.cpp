@@ -1,0 +1,247 @@
+#include "baton/cli/cli.hpp"
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+
+#include "baton/cli/bench.hpp"
+#include "cli/commands.hpp"
+
+/// The only file that knows CLI11: declares every command and its options, then calls what was named.
+namespace baton::cli {
+namespace {
+
+/// Everything the commands fill; one of them runs.
+struct Options {
+    ServeOptions serve;
+    LaunchOptions launch;
+    ModelOptions model;
+    ChatOptions chat;
+    BenchServeOptions bench_serve;
+    BenchEngineOptions bench_engine;
+    Server server;
+    std::vector<std::string> rest;
+    std::function<int()> command;
+};
+
+void add_server(CLI::App& app, Options& o) {
+    app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)");
+    app.add_option("--api-key", o.server.api_key, "bearer key (else BATON_API_KEY)");
+}
+
+/// An option whose text goes to the setting `key`.
+void add_setting(CLI::App& app, Options& o, const std::string& names, const std::string& key, const std::string& help) {
+    app.add_option_function<std::string>(names, [&o, key](const std::string& v) { o.serve.settings[key] = v; }, help);
+}
+
+void add_settings(CLI::App& app, Options& o) {
+    app.add_option("--config", o.serve.config_file, "JSON file of settings (docs/CONFIG.md)");
+    add_setting(app, o, "-H,--host", "host", "address to serve HTTP on");
+    add_setting(app, o, "-p,--port", "port", "HTTP port");
+    add_setting(app, o, "--state-dir", "state_dir", "folder for deployments and sockets");
+    add_setting(app, o, "--cache-dir", "cache_dir", "folder for downloads");
+    add_setting(app, o, "--model-root", "model_root", "only models inside this folder may be launched");
+    add_setting(app, o, "--default-model", "default_model", "model uid of requests that name none");
+    add_setting(app, o, "--log-format", "log_format", "text or json");
+    add_setting(app, o, "--log-level", "log_level", "trace, debug, info, warn or error");
+    add_setting(app, o, "--advertise-address", "advertise_address", "ip of the local worker's registered address");
+    add_setting(app, o, "--link-address", "link_address", "IP:PORT for workers of other hosts");
+    add_setting(app, o, "--snapshot-bytes", "snapshot_bytes", "bound of the local worker's snapshot store");
+    app.add_option("--api-key", o.serve.api_keys, "bearer key, repeatable (better in the file or BATON_API_KEYS)")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_servers(CLI::App& app, Options& o) {
+    CLI::App* serve = app.add_subcommand("serve", "run everything on this host: supervisor, worker, replicas");
+    add_settings(*serve, o);
+    serve->add_option("--model", o.serve.model_path, "launch this model at start (file or folder)");
+    serve->add_option("--model-uid", o.serve.model_uid, "its uid; default: the file's name")->needs("--model");
+    serve->add_option("--prefill", o.serve.prefill, "number of prefill replicas")->needs("--model")->check(CLI::Range(1, 128));
+    serve->add_option("--decode", o.serve.decode, "number of decode replicas")->needs("--model")->check(CLI::Range(1, 128));
+    serve->add_option("--replica", o.serve.replica, "number of hybrid replicas, without roles")
+        ->needs("--model")
+        ->check(CLI::Range(1, 128))
+        ->excludes("--prefill");
+    serve->callback([&o] { o.command = [&o] { return run_serve(o.serve); }; });
+
+    CLI::App* supervisor = app.add_subcommand("supervisor", "run the supervisor alone; workers join it");
+    add_settings(*supervisor, o);
+    supervisor->callback([&o] {
+        o.serve.local_worker = false;
+        o.command = [&o] { return run_serve(o.serve); };
+    });
+
+    CLI::App* worker = app.add_subcommand(
+        "worker", "run the agent of this host: --supervisor HOST:PORT, BATON_LINK_SECRET (docs/CONFIG.md)");
+    worker->prefix_command();
+    worker->callback([&o, worker] {
+        o.rest = worker->remaining();
+        o.command = [&o] { return run_worker(o.rest); };
+    });
+    CLI::App* replica = app.add_subcommand("replica", "run one engine process; started by a worker only")->group("");
+    replica->prefix_command();
+    replica->callback([&o, replica] {
+        o.rest = replica->remaining();
+        o.command = [&o] { return run_replica(o.rest); };
+    });
+}
+
+void add_config(CLI::App& app, Options& o) {
+    CLI::App* config = app.add_subcommand("config", "check or show settings");
+    config->require_subcommand(1);
+    for (const bool show : {false, true}) {
+        CLI::App* sub = config->add_subcommand(show ? "show" : "check",
+                                               show ? "print the settings a server would use" : "check the settings");
+        add_settings(*sub, o);
+        sub->callback([&o, show] { o.command = [&o, show] { return run_config(o.serve, show); }; });
+    }
+    config->add_subcommand("docs", "print docs/CONFIG.md")->group("")->callback([&o] { o.command = run_config_docs; });
+}
+
+void add_launch(CLI::App& app, Options& o) {
+    CLI::App* launch = app.add_subcommand("launch", "launch a model and wait until it is ready");
+    LaunchOptions& l = o.launch;
+    add_server(*launch, o);
+    launch->add_option("-n,--model-name", l.model_name, "name of the model; default: the file's name");
+    launch->add_option("-u,--model-uid", l.model_uid, "uid to serve it under; default: its name");
+    launch->add_option("--model-path", l.model_path, "file or folder on the worker");
+    launch->add_option("--model-engine", l.model_engine, "baton; the reference's engine names are accepted too");
+    launch->add_option("-t,--model-type", l.model_type, "LLM");
+    launch->add_option("-s,--size-in-billions", l.size_in_billions, "kept for descriptions");
+    launch->add_option("-f,--model-format", l.model_format, "kept for descriptions");
+    launch->add_option("-q,--quantization", l.quantization, "kept for descriptions");
+    launch->add_option("-r,--replica", l.replica, "number of replicas");
+    launch->add_option("--n-worker", l.n_worker, "1");
+    launch->add_option("--n-gpu", l.n_gpu, "auto, none or a number");
+    launch->add_option("--worker-ip", l.worker_ip, "IP:PORT of the worker");
+    launch->add_option("--gpu-idx", l.gpu_idx, "GPU numbers, e.g. 0,1");
+    launch->add_option("--replica-config,--replica_config", l.replica_config, "JSON list of replicas, or @FILE");
+    launch->add_option("--env", l.env, "name and value")->type_size(2)->expected(1)->multi_option_policy(
+        CLI::MultiOptionPolicy::TakeAll);
+    launch->add_option("--lora-modules", l.lora_modules, "name and path")
+        ->type_size(2)
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    launch->add_flag("--wait,!--no-wait", l.wait, "return at once instead of waiting until it is ready");
+    launch->allow_extras();
+    launch->footer("Any other --key VALUE goes to the engine, e.g. --max_model_len 2048 --kv_dtype f32.");
+    launch->callback([&o, launch] {
+        o.launch.server = o.server;
+        o.launch.extras = launch->remaining();
+        o.command = [&o] { return run_launch(o.launch); };
+    });
+}
+
+void add_models(CLI::App& app, Options& o) {
+    const auto add = [&](const char* name, const char* help, int (*run)(const ModelOptions&)) {
+        CLI::App* sub = app.add_subcommand(name, help);
+        add_server(*sub, o);
+        sub->callback([&o, run] {
+            o.model.server = o.server;
+            o.command = [&o, run] { return run(o.model); };
+        });
+        return sub;
+    };
+    add("list", "list running models", run_list)->add_flag("--json", o.model.json, "print the server's answer");
+    add("workers", "list workers", run_workers)->add_flag("--json", o.model.json, "print the server's answer");
+    add("status", "show workers and replicas", run_status)->add_flag("--json", o.model.json, "print the server's answer");
+    add("terminate", "end a model", run_terminate)->add_option("-u,--model-uid", o.model.model_uid, "uid")->required();
+}
+
+void add_chat(CLI::App& app, Options& o) {
+    const auto add = [&](const char* name, const char* help, int (*run)(const ChatOptions&)) {
+        CLI::App* sub = app.add_subcommand(name, help);
+        add_server(*sub, o);
+        sub->add_option("-u,--model-uid", o.chat.model_uid, "uid")->required();
+        sub->add_option("--max_tokens,--max-tokens", o.chat.max_tokens, "tokens to generate at most");
+        sub->add_option("--stream", o.chat.stream, "print tokens as they come");
+        sub->add_option("--temperature", o.chat.temperature, "0 is greedy");
+        sub->add_option("--seed", o.chat.seed, "of sampling");
+        sub->add_option("--request-id", o.chat.request_id, "names the request in logs");
+        sub->add_option("prompt", o.chat.prompt, "what to send; default: standard input");
+        sub->callback([&o, run] {
+            o.chat.server = o.server;
+            o.command = [&o, run] { return run(o.chat); };
+        });
+        return sub;
+    };
+    add("chat", "chat with a model", run_chat)->add_option("--system", o.chat.system, "system message");
+    add("generate", "complete a text", run_generate);
+}
+
+void add_bench(CLI::App& app, Options& o) {
+    CLI::App* bench = app.add_subcommand("bench", "measure");
+    bench->require_subcommand(1);
+    CLI::App* serve = bench->add_subcommand("serve", "load a server: TTFT, TPOT, ITL, E2E, goodput");
+    BenchServeOptions& s = o.bench_serve;
+    serve->add_option("--url,-e,--endpoint", o.server.endpoint, "URL of the server");
+    serve->add_option("--model", s.model, "uid; default: the only one it has");
+    serve->add_option("--api-key", o.server.api_key, "bearer key");
+    serve->add_option("--requests", s.requests, "number of requests")->check(CLI::Range(1u, 1'000'000u));
+    serve->add_option("--rate", s.rate, "requests a second, Poisson arrivals; 0: fixed concurrency")->check(CLI::NonNegativeNumber);
+    serve->add_option("--concurrency", s.concurrency, "requests in flight at most")->check(CLI::Range(1u, 4096u));
+    serve->add_option("--input-tokens", s.input_tokens, "of a generated prompt, about")->check(CLI::Range(1u, 1'000'000u));
+    serve->add_option("--output-tokens", s.output_tokens, "of each answer")->check(CLI::Range(1u, 1'000'000u));
+    serve->add_option("--prefix-share", s.prefix_share, "part of each prompt that all share")->check(CLI::Range(0.0, 1.0));
+    serve->add_option("--slo-ttft-ms", s.slo_ttft_ms, "goodput limit; 0: none")->check(CLI::NonNegativeNumber);
+    serve->add_option("--slo-itl-ms", s.slo_itl_ms, "goodput limit of a request's mean gap; 0: none")->check(CLI::NonNegativeNumber);
+    serve->add_option("--seed", s.seed, "of prompts and arrivals");
+    serve->add_option("--dataset", s.dataset, "prompts, one JSON value a line");
+    serve->add_flag("--json", s.json, "print JSON");
+    serve->callback([&o] {
+        o.bench_serve.url = resolve_endpoint(o.server);
+        o.bench_serve.api_key = resolve_api_key(o.server);
+        o.command = [&o] { return run_bench_serve(o.bench_serve); };
+    });
+    CLI::App* engine = bench->add_subcommand("engine", "prefill and decode speed of one replica, without HTTP");
+    BenchEngineOptions& e = o.bench_engine;
+    engine->add_option("--model-path", e.model_path, "file or folder")->required();
+    engine->add_option("--prompt-tokens", e.prompt_tokens, "")->check(CLI::Range(1u, 1'000'000u));
+    engine->add_option("--decode-tokens", e.decode_tokens, "")->check(CLI::Range(1u, 1'000'000u));
+    engine->add_option("--threads", e.threads, "0: one per core")->check(CLI::Range(0u, 1024u));
+    engine->add_option("--batch", e.batch, "sequences decoded together")->check(CLI::Range(1u, 1024u));
+    engine->add_option("--repeat", e.repeat, "runs, of which the best counts")->check(CLI::Range(1u, 1000u));
+    engine->add_option("--isa", e.isa, "portable, avx2, avx512, avx512bf16; default: the best");
+    engine->add_flag("--json", e.json, "print JSON");
+    engine->callback([&o] { o.command = [&o] { return run_bench_engine(o.bench_engine); }; });
+}
+
+/// The reference's client has short options of two letters, which CLI11 does not know.
+std::vector<std::string> rewrite(int argc, char** argv) {
+    static const std::map<std::string, std::string> kLong = {
+        {"-en", "--model-engine"}, {"-mp", "--model-path"}, {"-ak", "--api-key"}, {"-lm", "--lora-modules"}, {"-ev", "--env"}};
+    std::vector<std::string> args;
+    // CLI11 takes them last first; replica and worker read their arguments themselves.
+    const bool verbatim = argc > 1 && (std::string_view(argv[1]) == "replica" || std::string_view(argv[1]) == "worker");
+    for (int i = argc - 1; i > 0; --i) {
+        const auto it = kLong.find(argv[i]);
+        args.push_back(!verbatim && it != kLong.end() ? it->second : argv[i]);
+    }
+    return args;
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+    CLI::App app{"baton serves large language models with prefill and decode on separate replicas.", "baton"};
+    app.set_version_flag("--version", "baton " BATON_VERSION);
+    app.require_subcommand(1);
+    app.failure_message(CLI::FailureMessage::simple);
+    Options options;
+    add_servers(app, options);
+    add_launch(app, options);
+    add_models(app, options);
+    add_chat(app, options);
+    add_bench(app, options);
+    add_config(app, options);
+    // A reader that closes its end (head) ends us by a failed write, not by a signal that looks like a crash.
+    std::signal(SIGPIPE, SIG_IGN);
+    try {
+        app.parse(rewrite(argc, argv));
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? kDone : kUsage;
+    }
+    return options.command ? options.command() : kUsage;
+}
+
+}  // namespace baton::cli

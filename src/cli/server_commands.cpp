@@ -1,0 +1,146 @@
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "baton/base/log.hpp"
+#include "baton/config/replica_settings.hpp"
+#include "baton/config/settings.hpp"
+#include "baton/replica/replica.hpp"
+#include "baton/supervisor/supervisor.hpp"
+#include "baton/worker/worker.hpp"
+#include "cli/commands.hpp"
+
+namespace baton::cli {
+namespace {
+
+Expected<std::string> read_file(const std::string& path) {
+    std::ifstream in(path);
+    std::ostringstream all;
+    if (!in || !(all << in.rdbuf())) return fail(ErrorCode::kNotFound, "cannot read " + path);
+    return all.str();
+}
+
+/// The launch body of `serve --model PATH [--prefill N --decode N]`.
+Expected<std::string> one_line_deployment(const ServeOptions& o) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(o.model_path, ignored))
+        return fail(ErrorCode::kInvalidArgument, "--model: " + o.model_path + " does not exist");
+    if ((o.prefill == 0) != (o.decode == 0))
+        return fail(ErrorCode::kInvalidArgument, "--prefill and --decode go together");
+    const std::filesystem::path path = std::filesystem::absolute(o.model_path).lexically_normal();
+    // A folder given with a slash at its end has no last name of its own.
+    std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
+    if (name.ends_with(".gguf")) name.resize(name.size() - 5);
+    Json body{{"model_name", name}, {"model_uid", o.model_uid.empty() ? name : o.model_uid}, {"model_engine", "baton"},
+              {"model_path", path.string()}};
+    if (o.prefill == 0) {
+        body["replica"] = o.replica;
+        return body.dump();
+    }
+    for (uint32_t i = 0; i < o.prefill + o.decode; ++i)
+        body["replica_config"].push_back({{"role", i < o.prefill ? "prefill" : "decode"}, {"devices", {{{"worker_ip", ""}}}}});
+    return body.dump();
+}
+
+Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
+    config::SupervisorSettings settings;
+    settings.local_worker = o.local_worker;
+    if (!o.config_file.empty()) {
+        BATON_TRY_ASSIGN(const std::string text, read_file(o.config_file));
+        if (auto ok = config::apply_file(settings, text); !ok)
+            return fail(ErrorCode::kInvalidArgument, o.config_file + ": " + ok.error().message);
+    }
+    BATON_TRY(config::apply_environment(settings));
+    for (const auto& [key, value] : o.settings) BATON_TRY(config::apply_text(settings, key, value));
+    if (!o.api_keys.empty()) settings.api_keys = o.api_keys;
+    if (!o.model_path.empty()) {
+        BATON_TRY_ASSIGN(std::string body, one_line_deployment(o));
+        settings.deployments.push_back(std::move(body));
+    }
+    BATON_TRY(config::check(settings));
+    return settings;
+}
+
+void start_log(const std::string& level_name, const std::string& format, std::initializer_list<log::Field> fields) {
+    log::Level level = log::Level::kInfo;
+    static_cast<void>(log::parse_level(level_name, level));
+    log::init(level, format == "json" ? log::Format::kJson : log::Format::kText, fields);
+}
+
+std::string secret_from_environment() {
+    const char* secret = std::getenv("BATON_LINK_SECRET");
+    return secret == nullptr ? "" : secret;
+}
+
+}  // namespace
+
+int run_serve(const ServeOptions& options) {
+    const auto settings = collect(options);
+    if (!settings) {
+        complain(settings.error().message);
+        return kUsage;
+    }
+    start_log(settings->log_level, settings->log_format, {{"process", "supervisor"}});
+    return supervisor::run(*settings);
+}
+
+int run_config(const ServeOptions& options, bool show) {
+    const auto settings = collect(options);
+    if (!settings) {
+        complain(settings.error().message);
+        return kUsage;
+    }
+    if (!show) {
+        std::printf("good\n");
+        return kDone;
+    }
+    Json deployments = Json::array();
+    for (const auto& d : settings->deployments) deployments.push_back(Json::parse(d, nullptr, false));
+    const Json out{{"host", settings->host}, {"port", settings->port}, {"state_dir", settings->state_dir},
+                   {"cache_dir", settings->cache_dir}, {"model_root", settings->model_root},
+                   {"api_keys", settings->api_keys.size()}, {"log_format", settings->log_format},
+                   {"log_level", settings->log_level}, {"advertise_address", settings->advertise_address},
+                   {"link_address", settings->link_address}, {"link_secret", !settings->link_secret.empty()},
+                   {"snapshot_bytes", settings->snapshot_bytes}, {"http_threads", settings->http_threads},
+                   {"text_threads", settings->text_threads}, {"shutdown_timeout_ms", settings->shutdown_timeout_ms},
+                   {"supervisor_grace_ms", settings->supervisor_grace_ms}, {"strict_fields", settings->strict_fields},
+                   {"allow_fault_hooks", settings->allow_fault_hooks}, {"default_model", settings->default_model},
+                   {"cors_origins", settings->cors_origins}, {"local_worker", settings->local_worker},
+                   {"deployments", deployments}};
+    std::printf("%s\n", out.dump(2).c_str());
+    return kDone;
+}
+
+int run_config_docs() {
+    std::printf("%s", config::describe_settings_markdown().c_str());
+    return kDone;
+}
+
+int run_worker(const std::vector<std::string>& args) {
+    auto settings = config::parse_worker_args(args);
+    if (settings) {
+        settings->link_secret = secret_from_environment();
+        if (auto ok = config::check(*settings); !ok) settings = fail(ok.error());
+    }
+    if (!settings) {
+        complain(settings.error().message);
+        return kUsage;
+    }
+    start_log(settings->log_level, settings->log_format, {{"process", "worker"}});
+    return worker::run(*settings);
+}
+
+int run_replica(const std::vector<std::string>& args) {
+    const auto settings = config::parse_replica_args(args);
+    if (!settings) {
+        complain(settings.error().message);
+        return kUsage;
+    }
+    start_log(settings->log_level, settings->log_format,
+              {{"role", to_string(settings->role)}, {"replica", settings->replica.value}, {"model_uid", settings->model_uid}});
+    return replica::run(*settings);
+}
+
+}  // namespace baton::cli

@@ -1,0 +1,104 @@
+#include "worker/host_facts.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+namespace baton::worker {
+namespace {
+
+/// First number of a file, or `otherwise` (also for "max").
+uint64_t read_number(const char* path, uint64_t otherwise) {
+    std::ifstream in(path);
+    uint64_t v = 0;
+    return in >> v ? v : otherwise;
+}
+
+uint64_t meminfo_kib(std::string_view key) {
+    std::ifstream in("/proc/meminfo");
+    for (std::string line; std::getline(in, line);) {
+        if (!line.starts_with(key)) continue;
+        std::istringstream rest(line.substr(key.size()));
+        uint64_t v = 0;
+        rest >> v;
+        return v;
+    }
+    return 0;
+}
+
+/// "Model:   NVIDIA H200" → "NVIDIA H200" for key "Model:".
+std::string information(const std::filesystem::path& file, std::string_view key) {
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line);) {
+        if (!line.starts_with(key)) continue;
+        const size_t start = line.find_first_not_of(" \t", key.size());
+        return start == std::string::npos ? std::string() : line.substr(start);
+    }
+    return {};
+}
+
+}  // namespace
+
+uint32_t cpu_count() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
+
+Memory read_memory() {
+    constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+    Memory m;
+    m.total = meminfo_kib("MemTotal:") * 1024;
+    m.used = m.total - std::min(m.total, meminfo_kib("MemAvailable:") * 1024);
+    const uint64_t limit = std::min(read_number("/sys/fs/cgroup/memory.max", kNone),
+                                    read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", kNone));
+    if (limit < m.total) {
+        m.total = limit;
+        m.used = std::min(limit, read_number("/sys/fs/cgroup/memory.current", m.used));
+    }
+    return m;
+}
+
+std::vector<wire::Gpu> list_gpus(const std::string& folder) {
+    std::error_code error;
+    std::vector<wire::Gpu> gpus;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+        const auto file = entry.path() / "information";
+        const std::string minor = information(file, "Device Minor:");
+        wire::Gpu gpu;
+        gpu.index = std::numeric_limits<uint32_t>::max();
+        std::from_chars(minor.data(), minor.data() + minor.size(), gpu.index);
+        gpu.name = information(file, "Model:");
+        gpus.push_back(std::move(gpu));
+    }
+    std::sort(gpus.begin(), gpus.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    // CUDA counts the visible devices from 0; a container may see minors 4 and 5 only.
+    for (uint32_t i = 0; i < gpus.size(); ++i) gpus[i].index = i;
+    return gpus;
+}
+
+double CpuMeter::sample() {
+    std::ifstream in("/proc/stat");
+    std::string name;
+    in >> name;
+    uint64_t total = 0, idle = 0, v = 0;
+    for (int i = 0; i < 8 && in >> v; ++i) {
+        total += v;
+        if (i == 3 || i == 4) idle += v;  // idle and iowait
+    }
+    const uint64_t busy = total - idle;
+    const double share = total > total_ && busy >= busy_
+                             ? static_cast<double>(busy - busy_) / static_cast<double>(total - total_)
+                             : 0.0;
+    busy_ = busy;
+    total_ = total;
+    return share;
+}
+
+}  // namespace baton::worker

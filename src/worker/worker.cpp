@@ -1,0 +1,52 @@
+#include "baton/worker/worker.hpp"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <boost/asio/signal_set.hpp>
+
+#include "baton/base/log.hpp"
+#include "worker/agent.hpp"
+
+namespace baton::worker {
+namespace {
+
+/// Makes the kernel end this process with its parent. False when the parent is gone already.
+bool die_with_parent() {
+    const pid_t parent = ::getppid();
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return ::getppid() == parent;
+}
+
+}  // namespace
+
+int run(const config::WorkerSettings& settings) {
+    if (auto ok = config::check(settings); !ok) {
+        log::error("worker cannot start", {{"error", ok.error().message}});
+        return 2;
+    }
+    if (settings.child_of_supervisor && !die_with_parent()) return 1;
+    ::signal(SIGPIPE, SIG_IGN);
+
+    boost::asio::io_context io(1);
+    AgentOptions options;
+    options.settings = settings;
+    if (options.settings.run_dir.empty()) options.settings.run_dir = config::default_state_dir() + "/run/worker-" + std::to_string(::getpid());
+    Agent agent(io, options);
+    boost::asio::signal_set signals(io, SIGTERM);
+    // A terminal's Ctrl-C reaches parent and child alike: under `serve` the parent decides.
+    if (settings.child_of_supervisor) ::signal(SIGINT, SIG_IGN);
+    else signals.add(SIGINT);
+    signals.async_wait([&](const boost::system::error_code& error, int) {
+        if (!error) agent.stop(options.stop_grace_ms, 0);
+    });
+    if (auto started = agent.start(); !started) {
+        log::error("worker cannot start", {{"error", started.error().message}});
+        return 1;
+    }
+    io.run();
+    return agent.exit_code();
+}
+
+}  // namespace baton::worker
