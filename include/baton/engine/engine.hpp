@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "baton/backend/backend.hpp"
+#include "baton/pd/replica_core.hpp"
+#include "baton/xavier/mover.hpp"
+
+namespace baton::engine {
+
+/// The step loop of a replica on a thread of its own, the only owner of the core and the backend: drain the inbox → plan →
+/// execute → sample → commit → publish actions. Sleeps when there is nothing to do.
+class Engine {
+  public:
+    struct Callbacks {
+        /// Every action of the core except progress ones (done here). Engine thread; must not block.
+        std::function<void(pd::Action)> act;
+        /// Engine thread, at most every `stats_every_ms` and only when something changed.
+        std::function<void(const wire::ReplicaStats&)> stats;
+    };
+    struct Options {
+        pd::CoreConfig core;
+        bool verify_handoff = false;  ///< put checksums of the blocks into each Commit
+        int64_t stats_every_ms = 100;
+    };
+    using Task = std::function<void(pd::ReplicaCore& core, TimeMs now)>;
+
+    /// `pool` is the memory `backend` computes in; it outlives the engine.
+    static std::unique_ptr<Engine> start(Options options, std::unique_ptr<backend::Backend> backend,
+                                         xavier::SharedPool& pool, Callbacks callbacks);
+    virtual ~Engine() = default;
+    /// Ends the thread after the running step and joins it; what is posted later is dropped. Idempotent.
+    virtual void stop() = 0;
+    /// Runs `task` on the engine thread before the next step. Any thread.
+    virtual void post(Task task) = 0;
+};
+
+}  // namespace baton::engine

@@ -1,0 +1,330 @@
+#include "baton/replica/replica.hpp"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdlib>
+#include <thread>
+
+#include "baton/base/log.hpp"
+#include "baton/model/model.hpp"
+#include "peer_links.hpp"
+
+namespace baton::replica {
+namespace {
+
+constexpr uint64_t kDefaultKvBytes = 1ull << 30;
+
+/// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
+class Replica {
+  public:
+    explicit Replica(const config::ReplicaSettings& settings) : settings_(settings), signals_(io_, SIGTERM, SIGINT) {
+        const char* secret = std::getenv("BATON_LINK_SECRET");
+        secret_ = secret == nullptr ? "" : secret;
+        ::unsetenv("BATON_LINK_SECRET");
+        host_id_ = settings.host_id.empty() ? net::default_host_id() : settings.host_id;
+    }
+
+    int run() {
+        if (auto loaded = load(); !loaded) {
+            // The worker keeps the last lines of stderr; the launch error shows them to the user.
+            log::error("replica.load_failed", {{"reason", loaded.error().message}});
+            return 1;
+        }
+        signals_.async_wait([this](boost::system::error_code ec, int) {
+            if (!ec) stop(0);
+        });
+        connect_supervisor();
+        if (!settings_.worker_unix.empty() && settings_.snapshots) connect_store();
+        io_.run();
+        return exit_code_;
+    }
+
+  private:
+    Expected<void> load() {
+        const int64_t begin = steady_now_us();
+        BATON_TRY_ASSIGN(const model::ModelInfo info, model::inspect_model(settings_.model_path));
+        BATON_TRY_ASSIGN(const backend::Plan plan, model::load_plan(settings_.model_path));
+        const uint32_t model_len = settings_.max_model_len == 0 ? info.context_length
+                                                                : std::min(settings_.max_model_len, info.context_length);
+        backend::CpuOptions cpu;
+        cpu.threads = settings_.threads;
+        cpu.block_tokens = settings_.block_tokens;
+        cpu.max_batch_tokens = settings_.max_num_batched_tokens;
+        cpu.max_batch_slices = settings_.max_num_seqs;
+        cpu.kv_f32 = settings_.kv_dtype == "f32";
+        cpu.kv_first = settings_.kv_layout == "kv";
+        cpu.isa = settings_.isa;
+        cpu.blocks = 1;
+        BATON_TRY_ASSIGN(const kv::PoolLayout unit, backend::cpu_kv_layout(plan.shape, cpu));
+        cpu.blocks = block_count(unit.block_bytes(), model_len);
+        BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, cpu));
+        BATON_TRY_ASSIGN(pool_, xavier::SharedPool::create(layout, kProgressSlots));
+        BATON_TRY_ASSIGN(auto backend, backend::make_cpu_backend(plan, cpu, pool_->pool()));
+        engine_name_ = backend->describe();
+
+        pd::CoreConfig core;
+        core.self = settings_.replica;
+        core.epoch = settings_.epoch;
+        core.role = settings_.role;
+        core.model_identity = info.identity;
+        core.block_tokens = settings_.block_tokens;
+        core.blocks = cpu.blocks;
+        core.max_model_len = model_len;
+        core.max_running = settings_.max_num_seqs;
+        core.step_tokens = settings_.max_num_batched_tokens;
+        core.progress_slots = kProgressSlots;
+        core.prefix_cache = settings_.prefix_cache;
+        core.snapshots = settings_.snapshots && !settings_.worker_unix.empty();
+        core.snapshot_read_always = settings_.snapshot_read_always;
+        identity_ = info.identity;
+
+        BATON_TRY(start_links());
+        transfer_ = xavier::TransferThread::start(
+            *pool_, {[this](pd::PullResult r) {
+                         engine_->post([r = std::move(r)](pd::ReplicaCore& c, TimeMs now) { c.on_pull_done(now, r); });
+                     },
+                     [this](uint64_t pull, bool equal) {
+                         engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_pull_verified(now, pull, equal); });
+                     },
+                     [this](uint64_t copy, bool ok) {
+                         engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_store_copied(now, copy, ok); });
+                     }});
+        BATON_TRY(plant_faults());
+        engine_ = engine::Engine::start({core, settings_.verify_handoff, 100}, std::move(backend), *pool_,
+                                        {[this](pd::Action a) { act(std::move(a)); },
+                                         [this](const wire::ReplicaStats& s) { to_supervisor(s); }});
+        log::info("replica.loaded", {{"model", info.architecture},
+                                     {"engine", engine_name_},
+                                     {"blocks", layout.blocks},
+                                     {"kv_bytes", layout.pool_bytes()},
+                                     {"weight_bytes", info.weight_bytes},
+                                     {"ms", (steady_now_us() - begin) / 1000}});
+        return {};
+    }
+
+    [[nodiscard]] uint32_t block_count(size_t block_bytes, uint32_t model_len) const {
+        const uint64_t per_sequence = (model_len + settings_.block_tokens - 1) / settings_.block_tokens;
+        uint64_t bytes = settings_.kv_cache_bytes;
+        if (bytes == 0) {
+            const auto memory = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+            bytes = std::min(kDefaultKvBytes, memory / 8);
+        }
+        return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / block_bytes, per_sequence + 1, 1u << 22));
+    }
+
+    Expected<void> start_links() {
+        links_ = std::make_unique<PeerLinks>(PeerLinks::Services{
+            io_, settings_, secret_, host_id_, identity_, *pool_, [this]() -> engine::Engine& { return *engine_; },
+            [this]() -> xavier::TransferThread& { return *transfer_; },
+            [this](wire::LinkState s) {
+                last_links_ = s;
+                to_supervisor(std::move(s));
+            }});
+        BATON_TRY_ASSIGN(endpoint_, links_->listen());
+        return {};
+    }
+
+    /// Fault hooks for tests: "corrupt", "fail_pulls" or "pull_delay_ms=N". The supervisor passes them on only where
+    /// the daemon allows them.
+    Expected<void> plant_faults() {
+        if (settings_.fault.empty()) return {};
+        xavier::TransferThread::Faults faults;
+        if (settings_.fault == "corrupt") faults.corrupt_one_byte = true;
+        else if (settings_.fault == "fail_pulls") faults.fail_pulls = true;
+        else if (settings_.fault.rfind("pull_delay_ms=", 0) == 0) faults.delay_ms = std::atoll(settings_.fault.c_str() + 14);
+        else return fail(ErrorCode::kInvalidArgument, "unknown fault '" + settings_.fault + "'", "fault");
+        log::warn("replica.fault_planted", {{"fault", settings_.fault}});
+        transfer_->plant(faults);
+        return {};
+    }
+
+    // ---- actions of the core, on the engine thread ----------------------------------------------------------------
+
+    void act(pd::Action action) {
+        if (auto* a = std::get_if<pd::StartPull>(&action)) return transfer_->start_pull(*a);
+        if (auto* a = std::get_if<pd::CancelPull>(&action)) return transfer_->cancel_pull(a->pull);
+        if (auto* a = std::get_if<pd::VerifyPull>(&action)) return transfer_->verify_pull(*a);
+        if (auto* a = std::get_if<pd::StoreCopy>(&action)) return transfer_->store_copy(*a);
+        if (auto* a = std::get_if<pd::ToSupervisor>(&action)) return to_supervisor(std::move(a->message));
+        if (auto* a = std::get_if<pd::LogEvent>(&action)) {
+            log::info(a->event, {{"req", a->request_id}, {"detail", a->detail}, {"bytes", a->bytes}});
+            return;
+        }
+        boost::asio::post(io_, [this, action = std::move(action)] {
+            if (const auto* a = std::get_if<pd::ToPeer>(&action)) links_->send(a->peer, a->message);
+            else if (const auto* s = std::get_if<pd::ToStore>(&action); s != nullptr && store_) store_->send(s->message);
+        });
+    }
+
+    /// Any thread.
+    void to_supervisor(wire::Message message) {
+        boost::asio::post(io_, [this, message = std::move(message)] {
+            if (supervisor_ && announced_) supervisor_->send(message);
+        });
+    }
+
+    // ---- supervisor link, control thread --------------------------------------------------------------------------
+
+    void connect_supervisor() {
+        net::connect(io_, {settings_.supervisor_unix, settings_.supervisor_tcp},
+                     {"replica", settings_.model_uid + "/" + std::to_string(settings_.replica.value) + "/" + std::to_string(settings_.epoch.value), secret_},
+                     limits::kHandshakeTimeoutMs, [this](Expected<std::shared_ptr<net::Connection>> c) {
+                         if (stopping_) return;
+                         if (!c) return supervisor_lost(c.error());
+                         on_supervisor(std::move(*c));
+                     });
+    }
+
+    void on_supervisor(std::shared_ptr<net::Connection> connection) {
+        supervisor_ = std::move(connection);
+        lost_since_ = kNever;
+        supervisor_->start({[this](net::Connection::Received r) { on_supervisor_message(std::move(r.message)); },
+                            [this](const Error& e) {
+                                supervisor_.reset();
+                                announced_ = false;
+                                if (stopping_) return;
+                                engine_->post([](pd::ReplicaCore& core, TimeMs now) { core.on_supervisor_lost(now); });
+                                supervisor_lost(e);
+                            }});
+        wire::ReplicaReady ready;
+        ready.self = {settings_.replica, settings_.epoch};
+        ready.host_id = host_id_;
+        ready.unix_path = endpoint_.unix_path;
+        ready.tcp_address = endpoint_.tcp_address;
+        ready.layout = xavier::to_wire(pool_->layout());
+        ready.engine = engine_name_;
+        ready.memory_bytes = pool_->layout().pool_bytes();
+        ready.pid = static_cast<uint32_t>(::getpid());
+        supervisor_->send(ready);
+        announced_ = true;
+        if (!last_links_.links.empty()) supervisor_->send(last_links_);
+        engine_->post([this](pd::ReplicaCore& core, TimeMs) { to_supervisor(core.stats()); });
+    }
+
+    void on_supervisor_message(wire::Message message) {
+        if (const auto* peers = std::get_if<wire::Peers>(&message)) return links_->set_peers(*peers);
+        if (std::holds_alternative<wire::Refused>(message)) {
+            log::error("replica.refused", {{"reason", std::get<wire::Refused>(message).reason}});
+            return stop(1);
+        }
+        engine_->post([m = std::move(message)](pd::ReplicaCore& core, TimeMs now) { core.on_supervisor(now, m); });
+    }
+
+    /// Keeps trying for the grace time: a separate worker keeps its replicas while the supervisor restarts.
+    void supervisor_lost(const Error& error) {
+        const TimeMs now = steady_now();
+        if (lost_since_ == kNever) {
+            lost_since_ = now;
+            log::warn("replica.supervisor_lost", {{"reason", error.message}});
+        }
+        if (now - lost_since_ > limits::kSupervisorGraceMs) {
+            log::error("replica.supervisor_gone", {{"after_ms", now - lost_since_}});
+            return stop(1);
+        }
+        retry_.expires_after(std::chrono::milliseconds(200));
+        retry_.async_wait([this](boost::system::error_code ec) {
+            if (!ec && !stopping_) connect_supervisor();
+        });
+    }
+
+    // ---- snapshot store link, control thread ----------------------------------------------------------------------
+
+    void connect_store() {
+        net::connect(io_, {settings_.worker_unix, ""}, {"replica", settings_.model_uid + "/" + std::to_string(settings_.replica.value), secret_},
+                     limits::kHandshakeTimeoutMs, [this](Expected<std::shared_ptr<net::Connection>> c) {
+                         if (stopping_) return;
+                         if (!c) {
+                             log::warn("store.unreachable", {{"reason", c.error().message}});
+                             return;
+                         }
+                         store_ = std::move(*c);
+                         store_->start({[this](net::Connection::Received r) { on_store_message(std::move(r)); },
+                                        [this](const Error&) {
+                                            store_.reset();
+                                            if (!stopping_) engine_->post([](pd::ReplicaCore& core, TimeMs now) { core.on_store_up(now, false); });
+                                        }});
+                         wire::StoreOpen open;
+                         open.self = {settings_.replica, settings_.epoch};
+                         open.model_uid = settings_.model_uid;
+                         open.identity = store_identity();
+                         open.block_bytes = pool_->layout().block_bytes();
+                         store_->send(open);
+                     });
+    }
+
+    /// Snapshots are shared by replicas of one model whose pages have the same bytes.
+    [[nodiscard]] Digest store_identity() const {
+        const kv::PoolLayout& l = pool_->layout();
+        return sha256(to_hex(identity_) + "/" + l.page_format + "/" + std::to_string(l.dtype) + "/" + std::to_string(l.block_tokens));
+    }
+
+    void on_store_message(net::Connection::Received received) {
+        if (const auto* ready = std::get_if<wire::StoreReady>(&received.message)) {
+            if (ready->slots == 0 || received.fds.empty()) return;
+            if (auto set = transfer_->set_store(std::move(received.fds.front()), ready->slots, ready->slot_bytes); !set) {
+                log::warn("store.unusable", {{"reason", set.error().message}});
+                return;
+            }
+            engine_->post([](pd::ReplicaCore& core, TimeMs now) { core.on_store_up(now, true); });
+            return;
+        }
+        engine_->post([m = std::move(received.message)](pd::ReplicaCore& core, TimeMs now) { core.on_store(now, m); });
+    }
+
+    // ---- end ------------------------------------------------------------------------------------------------------
+
+    void stop(int code) {
+        if (stopping_) return;
+        stopping_ = true;
+        exit_code_ = code;
+        log::info("replica.stopping");
+        signals_.cancel();
+        retry_.cancel();
+        engine_->stop();  // first: its actions use the transfer thread
+        links_->close();
+        transfer_.reset();
+        if (supervisor_) supervisor_->close();
+        if (store_) store_->close();
+        io_.stop();
+    }
+
+    config::ReplicaSettings settings_;
+    std::string secret_;
+    std::string host_id_;
+    Digest identity_{};
+    std::string engine_name_;
+    boost::asio::io_context io_{1};
+    boost::asio::signal_set signals_;
+    boost::asio::steady_timer retry_{io_};
+    std::unique_ptr<xavier::SharedPool> pool_;
+    std::unique_ptr<PeerLinks> links_;
+    net::Endpoint endpoint_;
+    std::unique_ptr<engine::Engine> engine_;
+    std::unique_ptr<xavier::TransferThread> transfer_;
+    std::shared_ptr<net::Connection> supervisor_;
+    std::shared_ptr<net::Connection> store_;
+    wire::LinkState last_links_;
+    bool announced_ = false;
+    bool stopping_ = false;
+    int exit_code_ = 0;
+    TimeMs lost_since_ = kNever;
+};
+
+}  // namespace
+
+int run(const config::ReplicaSettings& settings) {
+    log::Level level = log::Level::kInfo;
+    (void)log::parse_level(settings.log_level, level);
+    log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText,
+              {{"role", to_string(settings.role)}, {"replica", settings.replica.value - 1}, {"model_uid", settings.model_uid}});
+    Replica replica(settings);
+    return replica.run();
+}
+
+}  // namespace baton::replica

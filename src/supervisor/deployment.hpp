@@ -1,0 +1,165 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/config/launch.hpp"
+#include "baton/config/settings.hpp"
+#include "baton/model/model.hpp"
+#include "baton/net/connection.hpp"
+#include "baton/pd/router.hpp"
+#include "xavier_objects.hpp"
+
+namespace baton::supervisor {
+
+class Workers;
+
+enum class DeploymentState : uint8_t { kCreating, kLoading, kReady, kError, kTerminating, kTerminated };
+[[nodiscard]] const char* to_string(DeploymentState state);  ///< names of the control API: CREATING, …
+
+enum class SlotState : uint8_t { kSpawning, kLoading, kUp, kDown, kFailed };
+
+/// One replica's place in a deployment; the process in it may change.
+struct Slot {
+    ReplicaId id;
+    config::ReplicaPlacement placement;
+    SlotState state = SlotState::kSpawning;
+    Epoch epoch;
+    uint32_t pid = 0;
+    std::shared_ptr<net::Connection> link;
+    wire::ReplicaReady ready;
+    wire::ReplicaStats stats;          ///< of the process there now
+    wire::ReplicaStats before;         ///< counters of processes before it
+    wire::ReplicaStats probe;          ///< counters when the route opened: the probe is not counted
+    int64_t created_unix = 0;
+    std::string error;
+    std::deque<TimeMs> restarts;
+    bool respawn_pending = false;
+    [[nodiscard]] wire::ReplicaTarget target() const { return {id, epoch}; }
+    [[nodiscard]] uint64_t prefill_tokens() const { return before.prefill_tokens + stats.prefill_tokens - probe.prefill_tokens; }
+    [[nodiscard]] uint64_t generated_tokens() const { return before.generated_tokens + stats.generated_tokens - probe.generated_tokens; }
+};
+
+struct Event {
+    std::string type;  ///< INFO, WARNING, ERROR
+    int64_t unix_s = 0;
+    std::string content;
+};
+
+/// What a sequence's owner hears. Control thread.
+struct SequenceEvents {
+    std::function<void(const pd::Deliver&)> tokens;
+    std::function<void(const pd::End&)> end;
+};
+
+/// Everything under one model uid: its replicas, their links, the PD router, coordinator, collective manager and block
+/// tracker. Control thread only.
+class Deployment : public std::enable_shared_from_this<Deployment> {
+  public:
+    struct Services {
+        boost::asio::io_context& io;
+        Workers& workers;
+        const config::SupervisorSettings& settings;
+        std::string control_unix;   ///< where replicas of this host connect
+        std::string run_dir;
+        std::function<uint64_t()> next_epoch;
+        std::function<SequenceId()> next_sequence;
+        ObjectCounts& counts;
+    };
+    using Done = std::function<void(Expected<void>)>;
+
+    Deployment(Services services, config::LaunchRequest request, model::ModelInfo model);
+    ~Deployment();
+
+    /// Spawns all replicas; `done` once, when the route is open or the launch failed and everything of it is gone.
+    void launch(Done done);
+    /// Ends the route at once, then the replicas; `done` when the last process is reaped.
+    void terminate(std::function<void()> done);
+    void cancel_launch();
+
+    // From the links.
+    void replica_connected(std::shared_ptr<net::Connection> link, ReplicaId id, Epoch epoch);
+    void replica_spawned(const wire::SpawnResult& result);
+    void replica_exited(const wire::ReplicaExited& exited);
+    void worker_registered(const std::string& address);
+    void worker_lost(const std::string& address);
+    void worker_stats(const std::string& address, const wire::WorkerStats& stats);
+
+    // Requests.
+    [[nodiscard]] Expected<SequenceId> submit(wire::Sequence sequence, TimeMs deadline, SequenceEvents events);
+    void abort(SequenceId id, std::string_view reason);
+    [[nodiscard]] bool ready() const { return state_ == DeploymentState::kReady && router_ && router_->ready(); }
+
+    void set_draining(bool on);
+
+    [[nodiscard]] const std::string& uid() const { return request_.model_uid; }
+    [[nodiscard]] DeploymentState state() const { return state_; }
+    [[nodiscard]] const config::LaunchRequest& request() const { return request_; }
+    [[nodiscard]] const model::ModelInfo& model() const { return model_; }
+    [[nodiscard]] uint32_t context_length() const { return context_length_; }
+    [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }
+    [[nodiscard]] const std::deque<Event>& events() const { return events_; }
+    [[nodiscard]] const std::string& error() const { return error_; }
+    [[nodiscard]] int64_t created_unix() const { return created_unix_; }
+    [[nodiscard]] double progress() const;
+    [[nodiscard]] pd::RouterStats router_stats() const;
+    [[nodiscard]] bool has_router() const { return router_ != nullptr; }
+
+    uint32_t in_flight = 0;      ///< HTTP requests, for request_limits
+    uint64_t requests_ok = 0, requests_error = 0, requests_aborted = 0, prompt_tokens = 0, completion_tokens = 0;
+
+  private:
+    void spawn(Slot& slot);
+    void respawn_later(Slot& slot);
+    [[nodiscard]] std::vector<std::string> replica_args(const Slot& slot) const;
+    void on_replica_message(ReplicaId id, Epoch epoch, const wire::Message& message);
+    void on_ready(Slot& slot, const wire::ReplicaReady& ready);
+    void on_links(Slot& slot, const wire::LinkState& state);
+    void slot_down(Slot& slot, const std::string& reason);
+    void send_peers();
+    void check_ready();
+    void probe_next();
+    void open_route();
+    void fail_launch(Error error);
+    void finish_launch(Expected<void> result);
+    void stop_slots(uint32_t grace_ms);
+    void maybe_finished();
+    void pump();
+    void tick();
+    void event(std::string type, std::string content);
+    [[nodiscard]] Slot* slot(ReplicaId id);
+
+    Services services_;
+    config::LaunchRequest request_;
+    model::ModelInfo model_;
+    uint32_t context_length_ = 0;
+    DeploymentState state_ = DeploymentState::kCreating;
+    std::vector<Slot> slots_;
+    std::unique_ptr<pd::Router> router_;
+    std::unique_ptr<Counted> router_count_;
+    std::unique_ptr<Coordinator> coordinator_;
+    std::unique_ptr<CollectiveManager> links_;
+    std::unique_ptr<BlockTracker> tracker_;
+    std::map<SequenceId, SequenceEvents> sequences_;
+    std::deque<Event> events_;
+    std::string error_;
+    int64_t created_unix_ = 0;
+    Done launch_done_;
+    std::function<void()> terminate_done_;
+    bool ending_ = false;
+    Error launch_error_;
+    size_t probes_left_ = 0;
+    pd::RouterStats probe_stats_;
+    boost::asio::steady_timer timer_;
+    boost::asio::steady_timer launch_deadline_;
+    bool pumping_ = false;
+};
+
+}  // namespace baton::supervisor

@@ -1,0 +1,259 @@
+#include "deployments.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "baton/base/digest.hpp"
+#include "baton/base/log.hpp"
+#include "baton/openai/response.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+constexpr const char* kRecurrentPd =
+    "Xavier PD does not yet support hybrid/recurrent attention caches (for example Qwen3.5). Launch this model without "
+    "PD/Xavier, or use a full-attention model such as Qwen3 for PD.";
+
+/// The loader's refusal reads "architecture 'X' is not …".
+bool names_recurrent_architecture(const Error& e) {
+    const size_t begin = e.message.find("architecture '");
+    if (e.code != ErrorCode::kUnsupported || begin == std::string::npos) return false;
+    const size_t name = begin + 14;
+    return model::is_recurrent_architecture(e.message.substr(name, e.message.find('\'', name) - name));
+}
+
+}  // namespace
+
+Deployments::Deployments(Services services) : services_(std::move(services)) {
+    // Epochs of a later supervisor are higher than those of an earlier one, without a file that must be kept.
+    last_epoch_ = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+}
+
+std::shared_ptr<Deployment> Deployments::find(const std::string& uid) const {
+    const auto it = all_.find(uid);
+    if (it == all_.end() || it->second->state() == DeploymentState::kError || it->second->state() == DeploymentState::kTerminating) return nullptr;
+    return it->second;
+}
+
+Expected<std::string> Deployments::choose_uid(const config::LaunchRequest& request) const {
+    if (!request.model_uid.empty()) {
+        BATON_TRY(config::check_model_uid(request.model_uid));
+        if (find(request.model_uid)) return fail(ErrorCode::kInvalidArgument, "Model is already in the model list, uid: " + request.model_uid, "model_uid");
+        return request.model_uid;
+    }
+    if (!find(request.model_name) && config::check_model_uid(request.model_name)) return request.model_name;
+    return request.model_name + "-" + random_hex(4);
+}
+
+void Deployments::launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done) {
+    if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
+    std::vector<std::string> warnings;
+    auto resolved = config::resolve_launch(std::move(request), services_.workers.views(), services_.settings.local_worker && services_.settings.link_address.empty(), warnings);
+    if (!resolved) return done(fail(resolved.error()));
+    for (const std::string& w : warnings) log::warn("launch.placement", {{"warning", w}});
+    if (resolved->model_path.empty())
+        return done(fail(ErrorCode::kInvalidArgument, "model '" + resolved->model_name + "' is not known by name here; give its files with model_path", "model_path"));
+    auto path = model::resolve_model_path(resolved->model_path, services_.settings.model_root);
+    if (!path) {
+        if (path.error().code == ErrorCode::kNotFound)
+            return done(fail(ErrorCode::kInvalidArgument, "Invalid input. `model_path`: " + resolved->model_path + " File or directory does not exist.", "model_path"));
+        return done(fail(path.error()));
+    }
+    if (auto uid = choose_uid(*resolved); !uid) return done(fail(uid.error()));
+    resolved->model_path = *path;
+    // Reading a model's headers and tokenizer takes a while: not on this thread.
+    boost::asio::post(services_.background, [this, request = std::move(*resolved), accepted = std::move(accepted), done = std::move(done)]() mutable {
+        auto info = model::inspect_model(request.model_path);
+        boost::asio::post(services_.io, [this, request = std::move(request), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
+            if (!info) {
+                Error e = info.error();
+                if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
+                if (e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kNotFound || e.code == ErrorCode::kIo) e.code = ErrorCode::kInvalidArgument;
+                if (e.param.empty()) e.param = "model_path";
+                return done(fail(std::move(e)));
+            }
+            launch_inspected(std::move(request), std::move(*info), std::move(accepted), std::move(done));
+        });
+    });
+}
+
+void Deployments::launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done) {
+    if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
+    auto uid = choose_uid(request);  // again: another launch may have taken it meanwhile
+    if (!uid) return done(fail(uid.error()));
+    request.model_uid = *uid;
+    for (size_t i = 0; i < request.placements.size(); ++i)
+        if (request.placements[i].replica_uid.empty()) request.placements[i].replica_uid = *uid + "-" + std::to_string(i);
+    Deployment::Services s{services_.io,          services_.workers, services_.settings, services_.control_unix, services_.run_dir,
+                           [this] { return ++last_epoch_; }, [this] { return SequenceId{++last_sequence_}; }, counts_};
+    const auto deployment = std::make_shared<Deployment>(std::move(s), std::move(request), std::move(info));
+    all_[*uid] = deployment;
+    services_.models.set_loading(*uid);
+    if (accepted) accepted(*uid);
+    deployment->launch([this, deployment, uid = *uid, done = std::move(done)](Expected<void> result) {
+        if (!result) {
+            services_.models.remove(uid);
+            return done(fail(result.error()));
+        }
+        auto served = std::make_shared<ServedModel>();
+        served->uid = uid;
+        served->info = deployment->model();
+        served->templates = openai::inspect_template(served->info.chat_template_source, served->info.bos_token, served->info.eos_token);
+        openai::ModelLimits& l = served->limits;
+        l.vocab_size = served->info.shape.vocab;
+        l.context_tokens = deployment->context_length();
+        l.eos_ids = served->info.eos;
+        const model::GenerationDefaults& g = served->info.generation;
+        if (g.temperature) l.temperature = *g.temperature;
+        if (g.top_p) l.top_p = *g.top_p;
+        if (g.top_k) l.top_k = *g.top_k;
+        if (g.repetition_penalty) l.repetition_penalty = *g.repetition_penalty;
+        served->fingerprint = openai::system_fingerprint(to_hex(served->info.identity), served->info.quantization);
+        services_.models.put(std::move(served));
+        recorded_[uid] = deployment->request().raw_json;
+        save_state();
+        done(uid);
+    });
+}
+
+void Deployments::terminate(const std::string& uid, std::function<void(Expected<void>)> done) {
+    const auto deployment = find(uid);
+    if (!deployment) {
+        const auto it = all_.find(uid);
+        if (it != all_.end() && it->second->state() == DeploymentState::kError) all_.erase(it);  // clears the row of a failed launch
+        return done(fail(ErrorCode::kInvalidArgument, "Model not found in the model list, uid: " + uid, "model_uid"));
+    }
+    if (deployment->state() != DeploymentState::kReady) {
+        deployment->cancel_launch();
+        return done({});
+    }
+    services_.models.remove(uid);
+    recorded_.erase(uid);
+    save_state();
+    deployment->terminate([this, uid, deployment, done = std::move(done)] {
+        const auto it = all_.find(uid);
+        if (it != all_.end() && it->second == deployment) all_.erase(it);
+        done({});
+    });
+}
+
+Expected<void> Deployments::cancel(const std::string& uid) {
+    const auto deployment = find(uid);
+    if (!deployment || deployment->state() == DeploymentState::kReady)
+        return fail(ErrorCode::kInvalidArgument, deployment ? "Model " + uid + " is running, not launching" : "Model " + uid + " has not been launched yet", "model_uid");
+    deployment->cancel_launch();
+    return {};
+}
+
+void Deployments::shut_down(std::function<void()> done) {
+    shutting_down_ = true;
+    auto left = std::make_shared<size_t>(1);
+    auto one = [left, done = std::move(done)] {
+        if (--*left == 0) done();
+    };
+    const auto running = all_;
+    for (const auto& [uid, d] : running) {
+        if (d->state() == DeploymentState::kError || d->state() == DeploymentState::kTerminated) continue;
+        services_.models.remove(uid);
+        ++*left;
+        d->terminate(one);
+    }
+    one();
+}
+
+void Deployments::set_draining() {
+    for (const auto& [uid, d] : all_)
+        if (d->ready()) services_.models.remove(uid);
+}
+
+// ---- state file -------------------------------------------------------------------------------------------------------
+
+std::string Deployments::state_path() const { return services_.settings.state_dir + "/deployments.json"; }
+
+void Deployments::save_state() const {
+    nlohmann::json state = {{"version", 1}, {"deployments", nlohmann::json::object()}};
+    for (const auto& [uid, raw] : recorded_) state["deployments"][uid] = raw;
+    const std::string path = state_path();
+    const std::string temporary = path + ".new";
+    const std::string text = state.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const bool written = fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
+    if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) log::error("state.write_failed", {{"path", path}});
+}
+
+void Deployments::start_recorded() {
+    std::vector<std::pair<std::string, std::string>> bodies;
+    std::ifstream in(state_path());
+    if (in) {
+        std::stringstream text;
+        text << in.rdbuf();
+        const auto state = nlohmann::json::parse(text.str(), nullptr, false);
+        if (state.is_object() && state.contains("deployments") && state["deployments"].is_object()) {
+            for (const auto& [uid, raw] : state["deployments"].items())
+                if (raw.is_string()) bodies.emplace_back(uid, raw.get<std::string>());
+        } else {
+            log::error("state.unreadable", {{"path", state_path()}});
+        }
+    }
+    for (const std::string& body : services_.settings.deployments) bodies.emplace_back("", body);
+    for (auto& [uid, body] : bodies) {
+        auto request = config::parse_launch(body);
+        if (!request) {
+            log::error("startup.launch_invalid", {{"model_uid", uid}, {"reason", request.error().message}});
+            continue;
+        }
+        if (!uid.empty()) request->model_uid = uid;
+        const std::string named = request->model_uid.empty() ? request->model_name : request->model_uid;
+        if (uid.empty() && recorded_.count(named) != 0) continue;  // the state file has it already
+        recorded_[named] = body;
+        ++startup_pending_;
+        launch(std::move(*request), nullptr, [this, named](Expected<std::string> done) {
+            --startup_pending_;
+            if (!done) log::error("startup.launch_failed", {{"model_uid", named}, {"reason", done.error().message}});
+        });
+    }
+}
+
+// ---- links ------------------------------------------------------------------------------------------------------------
+
+void Deployments::replica_connected(std::shared_ptr<net::Connection> link) {
+    // "uid/replica/epoch"; a uid may hold slashes, the two numbers may not.
+    const std::string name = link->peer().name;
+    const size_t second = name.rfind('/');
+    const size_t first = second == std::string::npos || second == 0 ? std::string::npos : name.rfind('/', second - 1);
+    uint64_t replica = 0, epoch = 0;
+    if (first != std::string::npos) {
+        replica = std::strtoull(name.c_str() + first + 1, nullptr, 10);
+        epoch = std::strtoull(name.c_str() + second + 1, nullptr, 10);
+    }
+    const auto it = first == std::string::npos ? all_.end() : all_.find(name.substr(0, first));
+    if (it != all_.end()) return it->second->replica_connected(std::move(link), ReplicaId{replica}, Epoch{epoch});
+    link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kNotFound), "no such deployment"});
+    link->close();
+}
+
+void Deployments::worker_registered(const std::string& address) {
+    for (const auto& [uid, d] : std::map(all_)) d->worker_registered(address);
+}
+void Deployments::worker_lost(const std::string& address) {
+    for (const auto& [uid, d] : std::map(all_)) d->worker_lost(address);
+}
+void Deployments::replica_spawned(const wire::SpawnResult& r) {
+    if (const auto it = all_.find(r.model_uid); it != all_.end()) std::shared_ptr(it->second)->replica_spawned(r);
+}
+void Deployments::replica_exited(const wire::ReplicaExited& r) {
+    if (const auto it = all_.find(r.model_uid); it != all_.end()) std::shared_ptr(it->second)->replica_exited(r);
+}
+void Deployments::worker_stats(const std::string& address, const wire::WorkerStats& stats) {
+    for (const auto& [uid, d] : all_) d->worker_stats(address, stats);
+}
+
+}  // namespace baton::supervisor

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <boost/asio/thread_pool.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "deployment.hpp"
+#include "model_directory.hpp"
+#include "workers.hpp"
+
+namespace baton::supervisor {
+
+/// All deployments of the cluster: launch, terminate, and the state file that brings them back. Control thread only.
+class Deployments {
+  public:
+    struct Services {
+        boost::asio::io_context& io;
+        boost::asio::thread_pool& background;
+        const config::SupervisorSettings& settings;
+        Workers& workers;
+        ModelDirectory& models;
+        std::string control_unix;
+        std::string run_dir;
+    };
+    using LaunchDone = std::function<void(Expected<std::string> uid)>;
+
+    explicit Deployments(Services services);
+
+    /// Checks, then launches. `accepted` (may be null) is called with the uid once every check has passed and the
+    /// deployment is listed; `done` when it is ready or has failed. A failed check calls only `done`.
+    void launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done);
+    /// kInvalidArgument `Model not found in the model list, uid: X`; `done` when all its processes are gone.
+    void terminate(const std::string& uid, std::function<void(Expected<void>)> done);
+    [[nodiscard]] Expected<void> cancel(const std::string& uid);
+    /// Ends everything without touching the state file; `done` when the last process is gone.
+    void shut_down(std::function<void()> done);
+    void set_draining();
+
+    /// Relaunches what the state file records, then the start-up deployments of the settings.
+    void start_recorded();
+
+    [[nodiscard]] std::shared_ptr<Deployment> find(const std::string& uid) const;  ///< running ones
+    [[nodiscard]] const std::map<std::string, std::shared_ptr<Deployment>>& all() const { return all_; }  ///< also failed
+    [[nodiscard]] bool starting() const { return startup_pending_ > 0; }
+    [[nodiscard]] const ObjectCounts& counts() const { return counts_; }
+
+    void replica_connected(std::shared_ptr<net::Connection> link);
+    void worker_registered(const std::string& address);
+    void worker_lost(const std::string& address);
+    void replica_spawned(const wire::SpawnResult& r);
+    void replica_exited(const wire::ReplicaExited& r);
+    void worker_stats(const std::string& address, const wire::WorkerStats& stats);
+
+  private:
+    void launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done);
+    [[nodiscard]] Expected<void> check_family(const config::LaunchRequest& request, const model::ModelInfo& info) const;
+    [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
+    [[nodiscard]] std::string state_path() const;
+    void save_state() const;
+
+    Services services_;
+    ObjectCounts counts_;
+    std::map<std::string, std::shared_ptr<Deployment>> all_;
+    std::map<std::string, std::string> recorded_;  ///< uid → launch body
+    uint64_t last_epoch_ = 0;
+    uint64_t last_sequence_ = 0;
+    int startup_pending_ = 0;
+    bool shutting_down_ = false;
+};
+
+}  // namespace baton::supervisor

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "baton/config/settings.hpp"
+#include "baton/http/router.hpp"
+#include "baton/openai/error.hpp"
+#include "baton/openai/request.hpp"
+#include "baton/openai/response.hpp"
+#include "deployment.hpp"
+#include "model_directory.hpp"
+
+namespace baton::supervisor {
+
+/// /v1/chat/completions, /v1/completions and the abort route: from an HTTP exchange to sequences and back (steps 1–3 and
+/// 10 of docs/LIFE_OF_A_REQUEST.md). Parsing, templates and tokenizing run on the text pool; the rest on the control
+/// thread.
+class InferenceApi {
+  public:
+    struct Services {
+        boost::asio::io_context& control;
+        boost::asio::thread_pool& text;
+        const config::SupervisorSettings& settings;
+        ModelDirectory& models;
+        std::function<std::shared_ptr<Deployment>(const std::string& uid)> deployment;  ///< control thread
+    };
+    explicit InferenceApi(Services services) : services_(std::move(services)) {}
+
+    void add_routes(http::Router& router);
+    /// Control thread. New requests are refused from now on.
+    void set_draining() { draining_ = true; }
+    [[nodiscard]] size_t running() const { return sessions_.size(); }
+    /// Ends every request with an error.
+    void abort_all(std::string_view reason);
+
+  private:
+    struct Session;
+    /// A request whose text is done: what the control thread needs to run it.
+    struct Prepared {
+        std::shared_ptr<http::Exchange> exchange;
+        std::shared_ptr<const ServedModel> model;
+        openai::ResponseOptions response;
+        std::vector<wire::Sequence> sequences;  ///< one a choice
+        std::string request_id;
+        bool id_from_client = false;
+        TimeMs started;
+    };
+    void handle(std::shared_ptr<http::Exchange> exchange, bool chat);
+    void prepare(std::shared_ptr<http::Exchange> exchange, std::string body, bool chat);
+    [[nodiscard]] Expected<std::shared_ptr<const ServedModel>> model_of(const std::string& uid, http::Exchange& exchange);
+    void prepare_chat(Prepared prepared, std::string_view body);
+    void prepare_completion(Prepared prepared, std::string_view body);
+    void finish_prepare(Prepared prepared, const openai::GenerationOptions& options, std::vector<std::vector<TokenId>> prompts);
+    void run(Prepared prepared);
+    void abort_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& uid, const std::string& request_id, std::string body);
+
+    Services services_;
+    std::map<std::pair<std::string, std::string>, std::shared_ptr<Session>> sessions_;  ///< by (uid, request id)
+    std::map<std::pair<std::string, std::string>, TimeMs> blocked_;                     ///< aborted ids, until when
+    bool draining_ = false;
+};
+
+/// Answers with an error, both shapes.
+void respond_error(http::Exchange& exchange, const openai::ApiError& error);
+void respond_error(http::Exchange& exchange, const Error& error);
+
+}  // namespace baton::supervisor

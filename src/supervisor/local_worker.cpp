@@ -1,0 +1,98 @@
+#include "local_worker.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/base/log.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+constexpr int64_t kWatchMs = 50;
+
+}  // namespace
+
+LocalWorker::LocalWorker(boost::asio::io_context& io, config::WorkerSettings settings, std::string secret)
+    : io_(io), settings_(std::move(settings)), secret_(std::move(secret)), timer_(io) {}
+
+void LocalWorker::start() {
+    spawn();
+    watch();
+}
+
+void LocalWorker::spawn() {
+    // Everything the child needs is made before fork: between fork and exec only async-signal-safe calls are allowed.
+    std::vector<std::string> args{"baton", "worker"};
+    for (std::string& a : config::to_args(settings_)) args.push_back(std::move(a));
+    std::vector<char*> argv;
+    for (std::string& a : args) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    std::vector<std::string> env;
+    for (char** e = environ; *e != nullptr; ++e)
+        if (std::string_view(*e).rfind("BATON_LINK_SECRET=", 0) != 0) env.emplace_back(*e);
+    env.push_back("BATON_LINK_SECRET=" + secret_);
+    std::vector<char*> envp;
+    for (std::string& e : env) envp.push_back(e.data());
+    envp.push_back(nullptr);
+
+    const pid_t parent = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        // The supervisor's main thread forks and lives as long as the process: its death is the process's death.
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (::getppid() != parent) ::_exit(1);
+        ::setpgid(0, 0);
+        sigset_t none;
+        ::sigemptyset(&none);
+        ::sigprocmask(SIG_SETMASK, &none, nullptr);
+        const int null = ::open("/dev/null", O_RDONLY);
+        if (null >= 0) ::dup2(null, STDIN_FILENO);
+        ::execve("/proc/self/exe", argv.data(), envp.data());
+        ::_exit(127);
+    }
+    if (pid < 0) log::error("worker.fork_failed");
+    pid_ = pid;
+}
+
+void LocalWorker::watch() {
+    timer_.expires_after(std::chrono::milliseconds(kWatchMs));
+    timer_.async_wait([this](boost::system::error_code ec) {
+        if (ec) return;
+        int status = 0;
+        if (pid_ > 0 && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+            pid_ = -1;
+            if (!stopping_) log::error("worker.died", {{"status", WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status)}});
+        }
+        if (stopping_) {
+            if (pid_ < 0) {
+                if (stopped_) std::exchange(stopped_, nullptr)();
+                return;
+            }
+            if (steady_now().ms >= kill_at_ms_) ::kill(pid_, SIGKILL);
+        } else if (pid_ < 0) {
+            // Backoff: a worker that cannot start must not fork in a loop.
+            if (++restarts_ > 1 && restarts_ % 8 != 0) return watch();
+            spawn();
+        }
+        watch();
+    });
+}
+
+void LocalWorker::stop(int64_t grace_ms, std::function<void()> done) {
+    stopping_ = true;
+    stopped_ = std::move(done);
+    kill_at_ms_ = steady_now().ms + grace_ms;
+    if (pid_ > 0) ::kill(pid_, SIGTERM);
+    timer_.cancel();
+    watch();
+}
+
+}  // namespace baton::supervisor

@@ -1,0 +1,117 @@
+#include "metrics.hpp"
+
+#include <map>
+#include <vector>
+
+#include "baton/base/log.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+/// Collects samples by metric name, so that each family is printed once with its type.
+class Exposition {
+  public:
+    using Labels = std::vector<std::pair<std::string, std::string>>;
+    void add(const char* name, const char* type, const char* help, const Labels& labels, double value) {
+        Family& f = families_[name];
+        f.type = type;
+        f.help = help;
+        std::string line = name;
+        if (!labels.empty()) {
+            line += '{';
+            for (size_t i = 0; i < labels.size(); ++i) {
+                if (i != 0) line += ',';
+                line += labels[i].first + "=\"" + escape(labels[i].second) + '"';
+            }
+            line += '}';
+        }
+        char number[40];
+        std::snprintf(number, sizeof number, " %.17g\n", value);
+        f.lines += line + number;
+    }
+    [[nodiscard]] std::string text() const {
+        std::string out;
+        for (const auto& [name, f] : families_) out += "# HELP " + name + " " + f.help + "\n# TYPE " + name + " " + f.type + "\n" + f.lines;
+        return out;
+    }
+
+  private:
+    struct Family {
+        std::string type, help, lines;
+    };
+    static std::string escape(const std::string& s) {
+        std::string out;
+        for (const char c : s) {
+            if (c == '\\' || c == '"') out += '\\';
+            if (c == '\n') out += "\\n";
+            else out += c;
+        }
+        return out;
+    }
+    std::map<std::string, Family> families_;
+};
+
+void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
+    const std::string replica = std::to_string(s.id.value - 1);
+    const Exposition::Labels who{{"model_uid", d.uid()}, {"role", to_string(s.placement.role)}, {"replica", replica}};
+    x.add("baton_prefill_tokens_total", "counter", "Prompt tokens this replica computed.", who, static_cast<double>(s.prefill_tokens()));
+    x.add("baton_generated_tokens_total", "counter", "Tokens this replica sampled.", who, static_cast<double>(s.generated_tokens()));
+    x.add("baton_replica_up", "gauge", "1 while the replica's process serves.", who, s.state == SlotState::kUp ? 1 : 0);
+    const std::pair<const char*, uint32_t> blocks[] = {{"free", s.stats.blocks_free}, {"used", s.stats.blocks_used}, {"cached", s.stats.blocks_cached}, {"offered", s.stats.blocks_offered}};
+    for (const auto& [state, n] : blocks)
+        x.add("baton_kv_blocks", "gauge", "KV blocks of a replica by state.", {{"model_uid", d.uid()}, {"replica", replica}, {"state", state}}, n);
+    x.add("baton_replica_running", "gauge", "Sequences being computed.", who, s.stats.running);
+    x.add("baton_replica_waiting", "gauge", "Sequences waiting at the replica.", who, s.stats.waiting);
+}
+
+void add_deployment(Exposition& x, const Deployment& d) {
+    const Exposition::Labels uid{{"model_uid", d.uid()}};
+    const auto with = [&](const char* key, const std::string& value) { return Exposition::Labels{{"model_uid", d.uid()}, {key, value}}; };
+    const pd::RouterStats r = d.router_stats();
+    x.add("baton_requests_total", "counter", "Requests by how they ended.", with("outcome", "ok"), static_cast<double>(d.requests_ok));
+    x.add("baton_requests_total", "counter", "Requests by how they ended.", with("outcome", "error"), static_cast<double>(d.requests_error));
+    x.add("baton_requests_total", "counter", "Requests by how they ended.", with("outcome", "aborted"), static_cast<double>(d.requests_aborted));
+    x.add("baton_prompt_tokens_total", "counter", "Prompt tokens of answered requests.", uid, static_cast<double>(d.prompt_tokens));
+    x.add("baton_completion_tokens_total", "counter", "Output tokens of answered requests.", uid, static_cast<double>(d.completion_tokens));
+    x.add("baton_requests_running", "gauge", "Sequences that have their first token.", uid, r.running);
+    x.add("baton_requests_waiting", "gauge", "Accepted sequences without a token yet.", uid, r.waiting);
+    for (const auto& [mover, n] : r.handoffs_by_mover) x.add("baton_handoffs_total", "counter", "Hand-offs completed.", with("mover", mover), static_cast<double>(n));
+    for (const auto& [mover, n] : r.handoff_bytes_by_mover) x.add("baton_handoff_bytes_total", "counter", "KV bytes moved.", with("mover", mover), static_cast<double>(n));
+    for (const auto& [reason, n] : r.fallbacks_by_reason) x.add("baton_fallbacks_total", "counter", "Hand-offs replaced by local computation.", with("reason", reason), static_cast<double>(n));
+    for (const auto& [reason, n] : r.failovers_by_reason) x.add("baton_failovers_total", "counter", "Sequences started again elsewhere.", with("reason", reason), static_cast<double>(n));
+    for (const pd::Phase p : {pd::Phase::kQueued, pd::Phase::kPrefill, pd::Phase::kTransfer, pd::Phase::kDecode})
+        x.add("baton_aborts_total", "counter", "Sequences aborted, by phase.", with("phase", to_string(p)), static_cast<double>(r.aborts_by_phase[static_cast<size_t>(p)]));
+    double leases = 0;
+    for (const Slot& s : d.slots()) {
+        add_replica(x, d, s);
+        leases += s.stats.leases;
+    }
+    x.add("baton_kv_leases", "gauge", "Rights to read KV of another replica or of the store that are held now.", uid, leases);
+}
+
+}  // namespace
+
+std::string render_metrics(const Deployments& deployments, const Workers& workers, int64_t uptime_s) {
+    Exposition x;
+    x.add("baton_build_info", "gauge", "1; the version in its label.", {{"version", BATON_VERSION}}, 1);
+    x.add("baton_uptime_seconds", "gauge", "Seconds since the supervisor started.", {}, static_cast<double>(uptime_s));
+    x.add("baton_workers", "gauge", "Registered workers.", {}, static_cast<double>(workers.all().size()));
+    x.add("baton_log_lines_lost_total", "counter", "Log lines that could not be written.", {}, static_cast<double>(log::lost_lines()));
+    const ObjectCounts& c = deployments.counts();
+    const std::pair<const char*, int> kinds[] = {{"router", c.router}, {"coordinator", c.coordinator}, {"collective_manager", c.collective_manager}, {"block_tracker", c.block_tracker}};
+    for (const auto& [kind, n] : kinds) x.add("baton_xavier_objects", "gauge", "Live objects of each kind; zero when no deployment is left.", {{"kind", kind}}, n);
+    uint32_t free = 0, filling = 0, complete = 0, leased = 0;
+    for (const auto& [address, w] : workers.all()) {
+        free += w.stats.snapshots_free;
+        filling += w.stats.snapshots_filling;
+        complete += w.stats.snapshots_complete;
+        leased += w.stats.snapshots_leased;
+    }
+    const std::pair<const char*, uint32_t> snapshots[] = {{"free", free}, {"filling", filling}, {"complete", complete}, {"leased", leased}};
+    for (const auto& [state, n] : snapshots) x.add("baton_snapshots", "gauge", "Slots of the hosts' snapshot stores by state.", {{"state", state}}, n);
+    for (const auto& [uid, d] : deployments.all())
+        if (d->has_router()) add_deployment(x, *d);
+    return x.text();
+}
+
+}  // namespace baton::supervisor

@@ -1,0 +1,224 @@
+#include "baton/supervisor/supervisor.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+
+#include "baton/base/digest.hpp"
+#include "baton/base/log.hpp"
+#include "baton/http/server.hpp"
+#include "control_api.hpp"
+#include "deployments.hpp"
+#include "inference_api.hpp"
+#include "local_worker.hpp"
+#include "metrics.hpp"
+#include "workers.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+constexpr int64_t kWorkerStopMs = 5'000;
+
+/// The supervisor process: wiring and lifetime. The control thread is the main thread.
+class Supervisor {
+  public:
+    explicit Supervisor(config::SupervisorSettings settings)
+        : settings_(std::move(settings)),
+          text_(std::max(1u, settings_.text_threads)),
+          background_(2),
+          signals_(io_, SIGTERM, SIGINT),
+          drain_timer_(io_),
+          workers_({[this](const std::string& a) { on_worker(a); },
+                    [this](const std::string& a) { deployments_->worker_lost(a); },
+                    [this](const wire::SpawnResult& r) { deployments_->replica_spawned(r); },
+                    [this](const wire::ReplicaExited& r) { deployments_->replica_exited(r); },
+                    [this](const std::string& a, const wire::WorkerStats& s) { deployments_->worker_stats(a, s); }}) {}
+
+    ~Supervisor() {
+        std::error_code ec;
+        if (!run_dir_.empty()) std::filesystem::remove_all(run_dir_, ec);
+    }
+
+    int run() {
+        if (auto started = start(); !started) {
+            log::error("supervisor.start_failed", {{"reason", started.error().message}});
+            return 1;
+        }
+        await_signal();
+        io_.run();
+        server_->close();
+        text_.join();
+        background_.join();
+        log::info("supervisor.stopped");
+        return 0;
+    }
+
+  private:
+    Expected<void> start() {
+        BATON_TRY(make_dirs());
+        secret_ = settings_.link_secret.empty() ? random_hex(32) : settings_.link_secret;
+        net::Endpoint at{run_dir_ + "/control.sock", settings_.link_address};
+        BATON_TRY_ASSIGN(listener_, net::Listener::listen(io_, at, {"supervisor", "supervisor", secret_},
+                                                          [this](std::shared_ptr<net::Connection> link) { on_link(std::move(link)); }));
+        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, run_dir_});
+        inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
+        control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_, workers_, [this] { return server_->address(); },
+                                                                     [this] { return draining_; },
+                                                                     [this] { return render_metrics(*deployments_, workers_, std::time(nullptr) - started_unix_); },
+                                                                     [this] { boost::asio::post(io_, [this] { begin_stop(); }); }});
+        inference_->add_routes(routes_);
+        control_->add_routes(routes_);
+        http::ServerOptions options;
+        options.host = settings_.host;
+        options.port = settings_.port;
+        options.threads = settings_.http_threads;
+        options.admin_keys = settings_.api_keys;
+        options.cors_origins = settings_.cors_origins;
+        options.open_paths = {"/health", "/ready", "/v1/cluster/auth", "/status", "/v1/address"};
+        BATON_TRY_ASSIGN(server_, http::Server::start(std::move(options), [this](std::shared_ptr<http::Exchange> e) { routes_(std::move(e)); }));
+        log::info("supervisor.listening", {{"address", server_->address()}, {"state_dir", settings_.state_dir}});
+        if (settings_.host != "127.0.0.1" && settings_.host != "localhost" && settings_.host != "::1" && settings_.api_keys.empty())
+            log::warn("supervisor.open_to_the_network", {{"advice", "anyone who reaches this address can use it; set api_keys"}});
+        if (settings_.local_worker) start_local_worker();
+        return {};
+    }
+
+    Expected<void> make_dirs() {
+        std::error_code ec;
+        std::filesystem::create_directories(settings_.state_dir, ec);
+        if (ec) return fail(ErrorCode::kIo, "cannot create the state directory " + settings_.state_dir + ": " + ec.message(), "state_dir");
+        lock_.reset(::open((settings_.state_dir + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+        if (!lock_ || ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+            return fail(ErrorCode::kIo, "the state directory " + settings_.state_dir + " is in use by another baton (or not writable); choose another with --state-dir", "state_dir");
+        // Socket paths are short by law (107 bytes): they live apart from the state, in a private folder.
+        const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+        std::string base = runtime != nullptr && std::strlen(runtime) < 60 && ::access(runtime, W_OK) == 0 ? runtime : "/tmp";
+        std::string pattern = base + "/baton-XXXXXX";
+        if (::mkdtemp(pattern.data()) == nullptr) return fail(ErrorCode::kIo, "cannot create a folder under " + base + ": " + std::strerror(errno));
+        run_dir_ = pattern;
+        return {};
+    }
+
+    void start_local_worker() {
+        config::WorkerSettings w;
+        w.supervisor_unix = run_dir_ + "/control.sock";
+        w.run_dir = run_dir_;
+        w.advertise_ip = settings_.advertise_address;
+        w.snapshot_bytes = settings_.snapshot_bytes;
+        w.child_of_supervisor = true;
+        w.log_format = settings_.log_format;
+        w.log_level = settings_.log_level;
+        local_worker_ = std::make_unique<LocalWorker>(io_, std::move(w), secret_);
+        local_worker_->start();
+    }
+
+    void on_link(std::shared_ptr<net::Connection> link) {
+        const std::string kind = link->peer().kind;
+        if (kind == "worker") return workers_.connected(std::move(link));
+        if (kind == "replica") return deployments_->replica_connected(std::move(link));
+        link->close();
+    }
+
+    void on_worker(const std::string& address) {
+        deployments_->worker_registered(address);
+        if (recorded_started_) return;
+        recorded_started_ = true;
+        // A worker that outlived the last supervisor names its replicas right after it registers; then they are adopted.
+        auto timer = std::make_shared<boost::asio::steady_timer>(io_, std::chrono::milliseconds(settings_.local_worker ? 0 : 500));
+        timer->async_wait([this, timer](boost::system::error_code ec) {
+            if (!ec) deployments_->start_recorded();
+        });
+    }
+
+    void await_signal() {
+        signals_.async_wait([this](boost::system::error_code ec, int signal) {
+            if (ec) return;
+            log::info("supervisor.signal", {{"signal", signal}});
+            if (draining_) drain_until_ = steady_now();  // a second signal ends it now
+            else begin_stop();
+            await_signal();
+        });
+    }
+
+    /// SIGTERM: no new requests; running ones may finish within the shutdown timeout; then replicas and worker end.
+    void begin_stop() {
+        if (draining_) return;
+        draining_ = true;
+        inference_->set_draining();
+        drain_until_ = steady_now() + settings_.shutdown_timeout_ms;
+        log::info("supervisor.draining", {{"running", inference_->running()}});
+        drain();
+    }
+
+    void drain() {
+        if (inference_->running() > 0 && steady_now() < drain_until_) {
+            drain_timer_.expires_after(std::chrono::milliseconds(20));
+            drain_timer_.async_wait([this](boost::system::error_code ec) {
+                if (!ec) drain();
+            });
+            return;
+        }
+        inference_->abort_all("the server is shutting down");
+        server_->stop_accepting();
+        deployments_->shut_down([this] {
+            if (!local_worker_) return finish();
+            local_worker_->stop(kWorkerStopMs, [this] { finish(); });
+        });
+    }
+
+    void finish() {
+        signals_.cancel();
+        listener_.reset();
+        workers_.close_all();
+        io_.stop();
+    }
+
+    config::SupervisorSettings settings_;
+    std::string run_dir_;
+    std::string secret_;
+    UniqueFd lock_;
+    int64_t started_unix_ = std::time(nullptr);
+    boost::asio::io_context io_{1};
+    boost::asio::thread_pool text_;
+    boost::asio::thread_pool background_;
+    boost::asio::signal_set signals_;
+    boost::asio::steady_timer drain_timer_;
+    ModelDirectory models_;
+    Workers workers_;
+    std::unique_ptr<net::Listener> listener_;
+    std::unique_ptr<Deployments> deployments_;
+    std::unique_ptr<InferenceApi> inference_;
+    std::unique_ptr<ControlApi> control_;
+    http::Router routes_;
+    std::unique_ptr<LocalWorker> local_worker_;
+    std::unique_ptr<http::Server> server_;
+    bool draining_ = false;
+    bool recorded_started_ = false;
+    TimeMs drain_until_{};
+};
+
+}  // namespace
+
+int run(const config::SupervisorSettings& settings) {
+    log::Level level = log::Level::kInfo;
+    (void)log::parse_level(settings.log_level, level);
+    log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {});
+    ::signal(SIGPIPE, SIG_IGN);
+    Supervisor supervisor(settings);
+    return supervisor.run();
+}
+
+}  // namespace baton::supervisor

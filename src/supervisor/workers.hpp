@@ -1,0 +1,56 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "baton/config/launch.hpp"
+#include "baton/net/connection.hpp"
+#include "baton/wire/messages.hpp"
+
+namespace baton::supervisor {
+
+/// The registered hosts. Control thread only.
+class Workers {
+  public:
+    struct Events {
+        std::function<void(const std::string& address)> registered;
+        std::function<void(const std::string& address)> lost;
+        std::function<void(const wire::SpawnResult&)> spawned;
+        std::function<void(const wire::ReplicaExited&)> exited;
+        std::function<void(const std::string& address, const wire::WorkerStats&)> stats;
+    };
+    struct Worker {
+        std::string address;
+        wire::WorkerReady ready;
+        wire::WorkerStats stats;
+        std::shared_ptr<net::Connection> link;
+        int64_t registered_unix = 0;
+        bool local = false;
+        /// Replicas it said it runs: (model uid, slot) → process.
+        struct Process {
+            Epoch epoch;
+            uint32_t pid = 0;
+        };
+        std::map<std::pair<std::string, ReplicaId>, Process> running;
+    };
+    explicit Workers(Events events) : events_(std::move(events)) {}
+
+    /// A link whose Hello says "worker".
+    void connected(std::shared_ptr<net::Connection> link);
+    [[nodiscard]] const std::map<std::string, Worker>& all() const { return workers_; }
+    [[nodiscard]] const Worker* find(const std::string& address) const;
+    [[nodiscard]] std::vector<config::WorkerView> views() const;
+    /// False when that worker is not registered.
+    bool send(const std::string& address, const wire::Message& message);
+    void close_all();
+
+  private:
+    void on_message(const std::string& address, const wire::Message& message);
+    Events events_;
+    std::map<std::string, Worker> workers_;
+};
+
+}  // namespace baton::supervisor
