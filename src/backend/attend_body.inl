@@ -7,16 +7,20 @@ constexpr size_t kScoreRows = 4;
 template <bool kF32, size_t R, size_t U>
 void score_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t u0) {
     VF s[R][U];
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r)
+        BATON_UNROLL
         for (size_t u = 0; u < U; ++u) s[r][u] = vf_zero();
     const size_t hd = a.head_dim;
     const float* q = a.q + r0 * hd;
     for (size_t d = 0; d < hd; d += 2) {
+        BATON_UNROLL
         for (size_t u = 0; u < U; ++u) {
             const size_t cap = t.capacity[u0 + u];
             if constexpr (kF32) {
                 const float* k = reinterpret_cast<const float*>(t.k[u0 + u]) + d * cap;
                 const VF even = vf_load_n(k, cap), odd = vf_load_n(k + cap, cap);
+                BATON_UNROLL
                 for (size_t r = 0; r < R; ++r) {
                     s[r][u] = vf_fma(even, vf_set1(q[r * hd + d]), s[r][u]);
                     s[r][u] = vf_fma(odd, vf_set1(q[r * hd + d + 1]), s[r][u]);
@@ -24,15 +28,17 @@ void score_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t u0) {
             } else if constexpr (kHasBf16Dot) {
 #ifdef __AVX512BF16__
                 const __m512i k = _mm512_maskz_loadu_epi32(mask_n(cap), t.k[u0 + u] + 2 * d * cap);
+                BATON_UNROLL
                 for (size_t r = 0; r < R; ++r) {
                     uint32_t pair;
-                    __builtin_memcpy(&pair, a.q16 + (r0 + r) * hd + d, 4);
+                    __builtin_memcpy(&pair, a.q16 + (r0 + r) * a.acc_ld + d, 4);
                     s[r][u] = vf_dot_bf16(s[r][u], k, pair);
                 }
 #endif
             } else {
                 VF even, odd;
                 vf_from_pairs_n(t.k[u0 + u] + 2 * d * cap, cap, even, odd);
+                BATON_UNROLL
                 for (size_t r = 0; r < R; ++r) {
                     s[r][u] = vf_fma(even, vf_set1(q[r * hd + d]), s[r][u]);
                     s[r][u] = vf_fma(odd, vf_set1(q[r * hd + d + 1]), s[r][u]);
@@ -40,7 +46,9 @@ void score_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t u0) {
             }
         }
     }
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r)
+        BATON_UNROLL
         for (size_t u = 0; u < U; ++u)
             vf_store(a.p + (r0 + r) * kTileTokens + (u0 + u) * kUnitTokens, s[r][u]);
 }
@@ -54,6 +62,11 @@ void score_tile(const AttnRows& a, const AttnTile& t, size_t r0) {
     }
 }
 
+/// How many tokens of unit u row r sees.
+inline size_t seen(const AttnRows& a, const AttnTile& t, size_t r, size_t u) {
+    return a.visible[r] > t.start[u] ? least(a.visible[r] - t.start[u], t.capacity[u]) : 0;
+}
+
 /// Scores of row r become weights e^(s - m); m and l advance. Returns the factor for what acc holds.
 inline float soften(const AttnRows& a, const AttnTile& t, size_t r) {
     float* p = a.p + r * kTileTokens;
@@ -61,7 +74,7 @@ inline float soften(const AttnRows& a, const AttnTile& t, size_t r) {
     VF s[kTileUnits];
     VF top = none;
     for (size_t u = 0; u < t.units; ++u) {
-        s[u] = vf_first_n(vf_mul(vf_load(p + u * kUnitTokens), scale), none, t.valid[u]);
+        s[u] = vf_first_n(vf_mul(vf_load(p + u * kUnitTokens), scale), none, seen(a, t, r, u));
         top = vf_max(top, s[u]);
     }
     const float tile_top = vf_top(top);
@@ -70,7 +83,7 @@ inline float soften(const AttnRows& a, const AttnTile& t, size_t r) {
     const VF mv = vf_set1(m);
     VF sum = vf_zero();
     for (size_t u = 0; u < t.units; ++u) {
-        const VF e = vf_first_n(vf_exp(vf_sub(s[u], mv)), vf_zero(), t.valid[u]);
+        const VF e = vf_first_n(vf_exp(vf_sub(s[u], mv)), vf_zero(), seen(a, t, r, u));
         sum = vf_add(sum, e);
         vf_store(p + u * kUnitTokens, e);
     }
@@ -94,7 +107,9 @@ inline void pack_weights(const AttnRows& a, const AttnTile& t, size_t r) {
 template <size_t R, size_t C>
 void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, const float* keep) {
     VF acc[R][2 * C];
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r)
+        BATON_UNROLL
         for (size_t c = 0; c < 2 * C; ++c)
             acc[r][c] = vf_mul(vf_load(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c), vf_set1(keep[r]));
     const size_t hd = a.head_dim;
@@ -105,6 +120,7 @@ void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, cons
             const std::byte* v = t.v[u] + 2 * (i * hd + d0);
             const bool two = i + 1 < t.valid[u];
             __m512i low[C], high[C];
+            BATON_UNROLL
             for (size_t c = 0; c < C; ++c) {
                 const __mmask32 mask = c + 1 == C ? last : ~__mmask32{0};
                 const __m512i x = _mm512_maskz_loadu_epi16(mask, v + 64 * c);
@@ -112,9 +128,11 @@ void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, cons
                 low[c] = _mm512_unpacklo_epi16(x, y);
                 high[c] = _mm512_unpackhi_epi16(x, y);
             }
+            BATON_UNROLL
             for (size_t r = 0; r < R; ++r) {
                 uint32_t pair;
                 __builtin_memcpy(&pair, reinterpret_cast<const uint16_t*>(a.p + (r0 + r) * kTileTokens) + u * kUnitTokens + i, 4);
+                BATON_UNROLL
                 for (size_t c = 0; c < C; ++c) {
                     acc[r][2 * c] = vf_dot_bf16(acc[r][2 * c], low[c], pair);
                     acc[r][2 * c + 1] = vf_dot_bf16(acc[r][2 * c + 1], high[c], pair);
@@ -122,7 +140,9 @@ void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, cons
             }
         }
     }
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r)
+        BATON_UNROLL
         for (size_t c = 0; c < 2 * C; ++c) vf_store(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c, acc[r][c]);
 }
 
@@ -139,6 +159,7 @@ template <bool kF32, size_t R>
 void value_column(const AttnRows& a, const AttnTile& t, size_t r0, size_t d, const float* keep) {
     const size_t hd = a.head_dim, n = least(16, hd - d);
     VF acc[R];
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r)
         acc[r] = vf_mul(vf_load(a.acc + (r0 + r) * a.acc_ld + d), vf_set1(keep[r]));
     for (size_t u = 0; u < t.units; ++u) {
@@ -146,10 +167,12 @@ void value_column(const AttnRows& a, const AttnTile& t, size_t r0, size_t d, con
             VF v;
             if constexpr (kF32) v = vf_load_n(reinterpret_cast<const float*>(t.v[u]) + i * hd + d, n);
             else v = vf_from_bf16_n(t.v[u] + 2 * (i * hd + d), n);
+            BATON_UNROLL
             for (size_t r = 0; r < R; ++r)
                 acc[r] = vf_fma(v, vf_set1(a.p[(r0 + r) * kTileTokens + u * kUnitTokens + i]), acc[r]);
         }
     }
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r) vf_store(a.acc + (r0 + r) * a.acc_ld + d, acc[r]);
 }
 
@@ -157,9 +180,11 @@ template <bool kF32, size_t R>
 void attend_rows(const AttnRows& a, const AttnTile& t, size_t r0) {
     score_tile<kF32, R>(a, t, r0);
     float keep[R];
+    BATON_UNROLL
     for (size_t r = 0; r < R; ++r) keep[r] = soften(a, t, r0 + r);
 #ifdef __AVX512BF16__
     if constexpr (!kF32) {
+        BATON_UNROLL
         for (size_t r = 0; r < R; ++r) pack_weights(a, t, r0 + r);
         value_tile_pairs<R>(a, t, r0, keep);
         return;
@@ -198,6 +223,6 @@ void attend_finish(const float* acc, float l, float* out, size_t head_dim) {
         // Pair order: of 32 columns, those with bit 2 clear lie in the first half.
         const size_t c = d % 32;
         const size_t from = kPairs ? d - c + ((c & 4) != 0 ? 16 : 0) + 4 * (c / 8) + c % 4 : d;
-        out[d] = acc[from] / l;
+        out[d] = acc[from] / l + 0.0f;
     }
 }

@@ -25,10 +25,9 @@ Expected<AttentionRunner> AttentionRunner::make(const ModelShape& shape, const K
     r.acc_ld_ = round_up(shape.head_dim, 32);
     r.partial_floats_ = r.group_ * (r.acc_ld_ + 2);
     r.partials_max_ = static_cast<uint32_t>(kPartialBytes / (r.partial_floats_ * sizeof(float)));
-    const size_t rows = size_t{r.group_} * r.queries_;
-    // q, q16 (half a float each), p, twice (m, l, acc)
-    r.scratch_floats_ = round_up(rows * (shape.head_dim + round_up(shape.head_dim, 2) / 2 + kTileTokens + 4 +
-                                         2 * r.acc_ld_), 64);
+    // q, q16 (half a float each), p, visible, twice (m, l, acc)
+    r.scratch_rows_ = round_up(size_t{r.group_} * r.queries_, 16) + 16;  // kernels take 16 rows from any row on
+    r.scratch_floats_ = round_up(r.scratch_rows_ * (shape.head_dim + r.acc_ld_ / 2 + kTileTokens + 5 + 2 * r.acc_ld_), 64);
     BATON_TRY_ASSIGN(r.scratch_, Buffer::make(r.scratch_floats_ * threads * sizeof(float), "attention scratch"));
     BATON_TRY_ASSIGN(r.partials_, Buffer::make(kPartialBytes, "attention partials"));
     const size_t counters = size_t{slices_max} * shape.kv_heads;
@@ -38,7 +37,7 @@ Expected<AttentionRunner> AttentionRunner::make(const ModelShape& shape, const K
 }
 
 AttentionRunner::Scratch AttentionRunner::scratch(uint32_t thread) const {
-    const size_t rows = size_t{group_} * queries_;
+    const size_t rows = scratch_rows_;
     float* at = scratch_.as<float>() + thread * scratch_floats_;
     const auto take = [&at](size_t n) {
         float* p = at;
@@ -50,7 +49,8 @@ AttentionRunner::Scratch AttentionRunner::scratch(uint32_t thread) const {
     s.acc[1] = take(rows * acc_ld_);
     s.p = take(rows * kTileTokens);
     s.q = take(rows * shape_.head_dim);
-    s.q16 = reinterpret_cast<uint16_t*>(take(rows * shape_.head_dim / 2));
+    s.q16 = reinterpret_cast<uint16_t*>(take(rows * acc_ld_ / 2));
+    s.visible = reinterpret_cast<uint32_t*>(take(rows));
     for (int i = 0; i < 2; ++i) {
         s.m[i] = take(rows);
         s.l[i] = take(rows);
@@ -97,6 +97,7 @@ AttnTile AttentionRunner::tile(const Slice& slice, uint32_t layer, uint32_t head
         t.k[i] = pages_.unit(layer, false, block, head, u);
         t.v[i] = pages_.unit(layer, true, block, head, u);
         t.capacity[i] = pages_.unit_capacity(u);
+        t.start[i] = i == 0 ? 0 : t.start[i - 1] + t.capacity[i - 1];
         t.valid[i] = std::min(t.capacity[i], last_position - start + 1);
         t.units = i + 1;
     }
@@ -115,27 +116,25 @@ void AttentionRunner::segment(const Task& task, const Scratch& s, uint32_t layer
     std::fill_n(s.m[into], all.rows, -std::numeric_limits<float>::infinity());
     std::fill_n(s.l[into], all.rows, 0.0f);
     std::fill_n(s.acc[into], all.rows * acc_ld_, 0.0f);
-    const auto attend = [&](uint32_t q0, uint32_t q1, const AttnTile& t) {
+    for (uint32_t u = unit0; u < unit0 + kSegmentUnits; u += kTileUnits) {
+        const uint32_t tile_start = pages_.unit_start(u);
+        if (tile_start > first_position + queries - 1) break;
+        const uint32_t q0 = std::max(first, tile_start > first_position ? tile_start - first_position : 0);
+        const AttnTile t = tile(slice, layer, task.kv_head, u, first_position + queries - 1);
+        const uint32_t tokens = t.start[t.units - 1] + t.valid[t.units - 1];
+        for (uint32_t q = q0; q < queries; ++q)
+            std::fill_n(s.visible + q * group_, group_, std::min(tokens, first_position + q - tile_start + 1));
         AttnRows rows = all;
         const size_t r0 = size_t{q0} * group_;
-        rows.rows = (q1 - q0) * group_;
+        rows.rows = (queries - q0) * group_;
         rows.q += r0 * shape_.head_dim;
-        rows.q16 += r0 * shape_.head_dim;
+        rows.q16 += r0 * acc_ld_;
+        rows.visible = s.visible + r0;
         rows.m = s.m[into] + r0;
         rows.l = s.l[into] + r0;
         rows.acc = s.acc[into] + r0 * acc_ld_;
         rows.p = s.p;
         kernels_->attend(rows, t);
-    };
-    for (uint32_t u = unit0; u < unit0 + kSegmentUnits; u += kTileUnits) {
-        const uint32_t tile_start = pages_.unit_start(u);
-        const uint32_t last_unit = u + kTileUnits - 1;
-        const uint32_t tile_last = pages_.unit_start(last_unit) + pages_.unit_capacity(last_unit) - 1;
-        if (tile_start > first_position + queries - 1) break;
-        uint32_t q = std::max(first, tile_start > first_position ? tile_start - first_position : 0);
-        for (; q < queries && first_position + q < tile_last; ++q)
-            attend(q, q + 1, tile(slice, layer, task.kv_head, u, first_position + q));
-        if (q < queries) attend(q, queries, tile(slice, layer, task.kv_head, u, tile_last));
     }
 }
 
@@ -147,7 +146,11 @@ void AttentionRunner::execute(const Task& task, uint32_t thread, uint32_t layer,
     for (uint32_t i = 0; i < queries; ++i) {
         const float* from = q + (row0 + i) * width + head0;
         std::memcpy(s.q + i * piece, from, piece * sizeof(float));
-        if (!pages_.f32()) kernels_->bf16_row(from, piece, s.q16 + i * piece);
+        for (size_t g = 0; g < group_ && !pages_.f32(); ++g) {
+            uint16_t* row = s.q16 + (i * group_ + g) * acc_ld_;
+            kernels_->bf16_row(from + g * hd, hd, row);
+            std::fill(row + hd, row + acc_ld_, uint16_t{0});
+        }
     }
     const uint32_t rows = queries * group_;
     AttnRows all{};

@@ -46,6 +46,7 @@ class AttentionRunner {
         float* q;
         uint16_t* q16;
         float* p;
+        uint32_t* visible;
         float* m[2];  ///< [0] of all segments so far, [1] of the segment at hand
         float* l[2];
         float* acc[2];
@@ -70,6 +71,7 @@ class AttentionRunner {
     size_t acc_ld_ = 0;
     size_t partial_floats_ = 0;
     uint32_t partials_max_ = 0;
+    size_t scratch_rows_ = 0;
     size_t scratch_floats_ = 0;
     Buffer scratch_;
     Buffer partials_;

@@ -133,8 +133,11 @@ void CpuBackend::norm(const NormOp& op, uint32_t row_in, uint32_t row_out) {
 }
 
 void CpuBackend::prepare_row(ActKind kind, const float* in, size_t width, uint32_t row) {
-    if (kind == ActKind::kInt8)
-        kernels_.quantize_row(in, width, act_.q + row * width, act_.meta + row * (width / 8));
+    if (kind == ActKind::kInt8) {
+        const size_t panel = row / kPanelRows * (width / kBlockCols), lane = row % kPanelRows;
+        kernels_.quantize_row(in, width, act_.q + panel * kPanelBlockBytes + lane * kBlockCols,
+                              act_.meta + panel * kPanelBlockMeta + lane * 4);
+    }
     if (kind == ActKind::kBF16) kernels_.bf16_row(in, width, act_.bf16 + row * width);
 }
 

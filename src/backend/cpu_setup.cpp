@@ -1,5 +1,10 @@
 // What happens once: choice of kernels, memory, lowering. And the check of each batch before anything is touched.
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <numeric>
@@ -52,13 +57,26 @@ Expected<void> check_options(const CpuOptions& o) {
 
 }  // namespace
 
+bool allow_amx() {
+#if defined(__x86_64__)
+    constexpr unsigned kBits = bit_AMX_BF16 | bit_AMX_TILE | bit_AMX_INT8;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBits) != kBits) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
 Expected<const Kernels*> choose_kernels(const std::string& isa) {
     struct Level {
         const Kernels& kernels;
         bool available;
     };
 #if defined(__x86_64__)
-    const Level levels[] = {{kernels_avx512bf16(), has_avx512bf16()},
+    const Level levels[] = {{kernels_amx(), has_avx512bf16() && allow_amx()},
+                            {kernels_avx512bf16(), has_avx512bf16()},
                             {kernels_avx512(), has_avx512()},
                             {kernels_avx2(), has_avx2()},
                             {kernels_portable(), true}};
@@ -86,7 +104,7 @@ Expected<kv::PoolLayout> cpu_kv_layout(const ModelShape& shape, const CpuOptions
     l.head_dim = shape.head_dim;
     l.block_tokens = options.block_tokens;
     l.blocks = options.blocks;
-    l.page_format = std::string("cpu-") + kernels->name + "-1";
+    l.page_format = std::string("cpu-") + kernels->numerics + "-1";
     uint64_t bytes = 2 * l.element_bytes();
     for (const uint64_t n : {l.layers, l.kv_heads, l.head_dim, l.block_tokens, l.blocks}) {
         if (__builtin_mul_overflow(bytes, n, &bytes) || bytes > kPoolBytesMax)
@@ -125,7 +143,8 @@ Expected<std::unique_ptr<CpuBackend>> CpuBackend::make(const Plan& plan, const C
 
 Expected<void> CpuBackend::allot() {
     const ModelShape& s = program_.shape;
-    const size_t rows = std::max(options_.max_batch_tokens, options_.max_batch_slices);
+    const size_t rows = (size_t{std::max(options_.max_batch_tokens, options_.max_batch_slices)} + kPanelRows - 1) /
+                        kPanelRows * kPanelRows;
     size_t width_max = 0, bytes = 0;
     const auto take = [&bytes](size_t n) {
         const size_t at = bytes;

@@ -30,15 +30,19 @@ struct PackedView {
     const std::byte* data;
 };
 
-/// Prepared activation rows. Int8: q [rows, cols], and for each block of 32 columns four floats of `meta`: the scale s,
-/// s·Σq, and s·Σq of the first and second 16 columns. The value is s·q, |q| ≤ 127, s = max|x| / 127.
+/// Prepared activation rows. Int8 rows lie in panels of 16 rows, block by block, so that a panel's block is one run of
+/// bytes (an AMX tile): q[panel][block][16 rows][32], meta[panel][block][16 rows][4]. The four floats of `meta` are the
+/// scale s, s·Σq, and s·Σq of the first and second 16 columns; the value is s·q, |q| ≤ 127, s = max|x| / 127.
 struct ActView {
     const int8_t* q;
     const float* meta;
-    const uint16_t* bf16;
-    const float* f32;
-    size_t ld;  ///< elements between rows of q, bf16 and f32; meta rows are ld / 8 floats apart
+    const uint16_t* bf16;  ///< [rows, cols]
+    const float* f32;      ///< [rows, cols]
+    size_t cols;
 };
+inline constexpr size_t kPanelRows = 16;
+inline constexpr size_t kPanelBlockBytes = kPanelRows * kBlockCols;
+inline constexpr size_t kPanelBlockMeta = kPanelRows * 4;
 
 /// Where results go: data[row · ld + n] = (add ? old : 0) + (value + bias[n]).
 struct OutView {
@@ -59,34 +63,39 @@ struct AttnTile {
     const std::byte* k[kTileUnits];
     const std::byte* v[kTileUnits];
     uint32_t capacity[kTileUnits];
-    uint32_t valid[kTileUnits];  ///< tokens that exist and are visible, 1 … capacity
+    uint32_t start[kTileUnits];  ///< tokens of the tile before the unit
+    uint32_t valid[kTileUnits];  ///< tokens that exist, 1 … capacity; the bytes of others may be anything
     uint32_t units;
 };
 
 /// Running softmax of `rows` query rows: maximum m, sum l and unnormalised output acc [rows, acc_ld] (in an order of
-/// the kernel's own inside a row). Start: m = -inf, l = 0, acc = 0.
+/// the kernel's own inside a row). Start: m = -inf, l = 0, acc = 0. The memory of q16, acc and p goes on to a multiple
+/// of 16 rows.
 struct AttnRows {
     uint32_t rows;
     uint32_t head_dim;
     bool kv_f32;
     float scale;
-    const float* q;       ///< [rows, head_dim]
-    const uint16_t* q16;  ///< the same in bf16
+    const float* q;           ///< [rows, head_dim]
+    const uint16_t* q16;      ///< [rows, acc_ld], the same in bf16 with zeros after head_dim
+    const uint32_t* visible;  ///< [rows]: how many tokens of the tile the row sees, from the first on; at least 1
     float* m;
     float* l;
     float* acc;
-    size_t acc_ld;        ///< round_up(head_dim, 32)
-    float* p;             ///< scratch [rows, kTileTokens]
+    size_t acc_ld;            ///< round_up(head_dim, 32)
+    float* p;                 ///< scratch [rows, kTileTokens]
 };
 
 /// The functions of one instruction set. Every result depends only on the row's own inputs, not on how many rows or
 /// groups a call covers.
 struct Kernels {
-    const char* name;
+    const char* name;      ///< what the isa option calls it
+    const char* numerics;  ///< names the bits it computes
     ActKind (*act_kind)(Packed kind);
     /// out[m, n] for rows [m0, m1) and the weight rows of groups [g0, g1).
     void (*gemm)(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0, size_t m1,
                  const OutView& out);
+    /// Writes one row of a panel; q and meta point at the row in the panel's first block.
     void (*quantize_row)(const float* in, size_t n, int8_t* q, float* meta);
     void (*bf16_row)(const float* in, size_t n, uint16_t* out);
     void (*rms_norm)(const float* in, const float* weight, float* out, size_t n, float eps);
@@ -96,7 +105,8 @@ struct Kernels {
     /// Merges `from` into `into` (m, l, acc of one row each), in this order of arguments.
     void (*attend_merge)(float* m, float* l, float* acc, const float* from_m, const float* from_l,
                          const float* from_acc, size_t acc_ld);
-    /// out[d] = acc[d] / l in plain order.
+    /// out[d] = acc[d] / l in plain order, without negative zeros: a row that was computed beside others may have added
+    /// zeros that it would not have met alone, and only the sign of a zero could tell.
     void (*attend_finish)(const float* acc, float l, float* out, size_t head_dim, bool kv_f32);
 };
 
@@ -104,5 +114,9 @@ struct Kernels {
 [[nodiscard]] const Kernels& kernels_avx2();
 [[nodiscard]] const Kernels& kernels_avx512();
 [[nodiscard]] const Kernels& kernels_avx512bf16();
+/// As avx512bf16 with matrix tiles. allow_amx() must have said true in this process.
+[[nodiscard]] const Kernels& kernels_amx();
+/// True when this CPU has AMX for int8 and bf16 and the system lets this process use it.
+[[nodiscard]] bool allow_amx();
 
 }  // namespace baton::backend

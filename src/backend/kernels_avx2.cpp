@@ -9,6 +9,7 @@ namespace {
 #include "backend/vec_avx2.inl"
 #include "backend/kernels_body.inl"
 #include "backend/attend_body.inl"
+#undef BATON_UNROLL
 
 void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
     if (kHasBf16Dot && !kv_f32) {
@@ -18,7 +19,7 @@ void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, b
     }
 }
 
-constexpr Kernels kKernels{"avx2", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
+constexpr Kernels kKernels{"avx2", "avx2", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
 }  // namespace
 
 const Kernels& kernels_avx2() { return kKernels; }

@@ -12,6 +12,7 @@ namespace {
 #include "backend/vec_avx512.inl"
 #include "backend/kernels_body.inl"
 #include "backend/attend_body.inl"
+#undef BATON_UNROLL
 
 void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
     if (kHasBf16Dot && !kv_f32) {
@@ -21,7 +22,7 @@ void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, b
     }
 }
 
-constexpr Kernels kKernels{"avx512", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
+constexpr Kernels kKernels{"avx512", "avx512", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
 }  // namespace
 
 const Kernels& kernels_avx512() { return kKernels; }

@@ -2,6 +2,9 @@
 // per instruction set. Nothing here may depend on how many rows or groups a call covers: each output element has one
 // chain of operations, in column order (the numerics contract of backend.hpp).
 
+// Register tiles are arrays over template sizes; they stay in registers only when these loops are unrolled.
+#define BATON_UNROLL _Pragma("GCC unroll 16")
+
 inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 // ---- weight formats ------------------------------------------------------------------------------------------------
@@ -46,8 +49,10 @@ inline IntBlock load_block(const std::byte* p) {
     if constexpr (!F::kMin && !F::kHalves) b.m = vf_mul(b.d0, vf_set1(-F::kOffset));
     p += F::kScaleBytes;
     if constexpr (F::kBytes) {
+        BATON_UNROLL
         for (int j = 0; j < 8; ++j) b.q[j] = vb_load(p + 64 * j);
     } else {
+        BATON_UNROLL
         for (int j = 0; j < 4; ++j) {
             const VB v = vb_load(p + 64 * j);
             b.q[j] = vb_low4(v);
@@ -68,6 +73,7 @@ inline VF fold_block(const IntBlock& b, const int8_t* q, const float* s, VF acc)
     VI low = vi_zero();
     if constexpr (F::kHalves) {
         VI high = vi_zero();
+        BATON_UNROLL
         for (int j = 0; j < 4; ++j) {
             low = vi_dot(low, b.q[j], q + 4 * j);
             high = vi_dot(high, b.q[j + 4], q + 16 + 4 * j);
@@ -77,6 +83,7 @@ inline VF fold_block(const IntBlock& b, const int8_t* q, const float* s, VF acc)
         acc = vf_fma(vf_fma(off, vf_set1(s[3]), vf_mul(vi_to_f32(high), vf_set1(s[0]))), b.d1, acc);
         return acc;
     } else {
+        BATON_UNROLL
         for (int j = 0; j < 8; ++j) {
             low = F::kBytes ? vi_dot_i8(low, b.q[j], q + 4 * j) : vi_dot(low, b.q[j], q + 4 * j);
         }
@@ -95,13 +102,16 @@ inline void write_out(const OutView& out, size_t row, size_t n0, size_t n, VF v)
     vf_store_n(p, v, n);
 }
 
+/// Rows m … m + M - 1, which are of one panel.
 template <Packed kind, size_t M>
 void int_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const OutView& out) {
     const std::byte* p = w.data + g * w.group_bytes;
     const size_t blocks = w.cols / kBlockCols;
-    const int8_t* q = a.q + m * a.ld;
-    const float* s = a.meta + m * (a.ld / 8);
+    const size_t panel = m / kPanelRows * blocks, lane = m % kPanelRows;
+    const int8_t* q = a.q + panel * kPanelBlockBytes + lane * kBlockCols;
+    const float* s = a.meta + panel * kPanelBlockMeta + lane * 4;
     VF acc[M];
+    BATON_UNROLL
     for (size_t i = 0; i < M; ++i) acc[i] = vf_zero();
     for (size_t b = 0; b < blocks; ++b) {
         if constexpr (M == 1) {
@@ -109,10 +119,14 @@ void int_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const O
         }
         const IntBlock block = load_block<kind>(p);
         p += IntFormat<kind>::kBlockBytes;
+        BATON_UNROLL
         for (size_t i = 0; i < M; ++i)
-            acc[i] = fold_block<kind>(block, q + i * a.ld + 32 * b, s + i * (a.ld / 8) + 4 * b, acc[i]);
+            acc[i] = fold_block<kind>(block, q + i * kBlockCols, s + i * 4, acc[i]);
+        q += kPanelBlockBytes;
+        s += kPanelBlockMeta;
     }
     const size_t n0 = g * kGroupRows;
+    BATON_UNROLL
     for (size_t i = 0; i < M; ++i) write_out(out, m + i, n0, least(kGroupRows, w.rows - n0), acc[i]);
 }
 
@@ -124,46 +138,55 @@ template <Packed kind, size_t M, size_t G>
 void float_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const OutView& out) {
     constexpr size_t kVecBytes = kind == Packed::kF16 ? 32 : 64;
     const std::byte* p[G];
+    BATON_UNROLL
     for (size_t j = 0; j < G; ++j) p[j] = w.data + (g + j) * w.group_bytes;
     VF acc[M][G];
+    BATON_UNROLL
     for (size_t i = 0; i < M; ++i)
+        BATON_UNROLL
         for (size_t j = 0; j < G; ++j) acc[i][j] = vf_zero();
     const size_t steps = w.cols / float_step<kind>();
-    const float* f = a.f32 + m * a.ld;
+    const float* f = a.f32 + m * a.cols;
 #ifdef __AVX512BF16__
-    const uint16_t* h = a.bf16 + m * a.ld;
+    const uint16_t* h = a.bf16 + m * a.cols;
 #endif
     for (size_t k = 0; k < steps; ++k) {
+        BATON_UNROLL
         for (size_t j = 0; j < G; ++j) {
             const std::byte* at = p[j] + k * kVecBytes;
             if constexpr (M == 1) __builtin_prefetch(at + 1024);
             if constexpr (kind == Packed::kBF16 && kHasBf16Dot) {
 #ifdef __AVX512BF16__
                 const __m512i v = _mm512_loadu_si512(at);
+                BATON_UNROLL
                 for (size_t i = 0; i < M; ++i) {
                     uint32_t pair;
-                    __builtin_memcpy(&pair, h + i * a.ld + 2 * k, 4);
+                    __builtin_memcpy(&pair, h + i * a.cols + 2 * k, 4);
                     acc[i][j] = vf_dot_bf16(acc[i][j], v, pair);
                 }
 #endif
             } else if constexpr (kind == Packed::kBF16) {
                 VF even, odd;
                 vf_from_pairs_n(at, 16, even, odd);
+                BATON_UNROLL
                 for (size_t i = 0; i < M; ++i) {
-                    acc[i][j] = vf_fma(even, vf_set1(f[i * a.ld + 2 * k]), acc[i][j]);
-                    acc[i][j] = vf_fma(odd, vf_set1(f[i * a.ld + 2 * k + 1]), acc[i][j]);
+                    acc[i][j] = vf_fma(even, vf_set1(f[i * a.cols + 2 * k]), acc[i][j]);
+                    acc[i][j] = vf_fma(odd, vf_set1(f[i * a.cols + 2 * k + 1]), acc[i][j]);
                 }
             } else {
                 VF v;
                 if constexpr (kind == Packed::kF16) v = vf_from_f16(at);
                 else v = vf_load(reinterpret_cast<const float*>(at));
+                BATON_UNROLL
                 for (size_t i = 0; i < M; ++i)
-                    acc[i][j] = vf_fma(v, vf_set1(f[i * a.ld + k]), acc[i][j]);
+                    acc[i][j] = vf_fma(v, vf_set1(f[i * a.cols + k]), acc[i][j]);
             }
         }
     }
+    BATON_UNROLL
     for (size_t j = 0; j < G; ++j) {
         const size_t n0 = (g + j) * kGroupRows;
+        BATON_UNROLL
         for (size_t i = 0; i < M; ++i)
             write_out(out, m + i, n0, least(kGroupRows, w.rows - n0), acc[i][j]);
     }
@@ -175,6 +198,8 @@ void int_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_
     for (size_t g = g0; g < g1; ++g) {
         size_t m = m0;
         for (; m + kIntRows <= m1; m += kIntRows) int_tile<kind, kIntRows>(w, g, a, m, out);
+        if constexpr (kIntRows > 8)
+            for (; m + 8 <= m1; m += 8) int_tile<kind, 8>(w, g, a, m, out);
         if constexpr (kIntRows > 4)
             for (; m + 4 <= m1; m += 4) int_tile<kind, 4>(w, g, a, m, out);
         if constexpr (kIntRows > 2)
@@ -226,7 +251,7 @@ ActKind act_kind(Packed kind) {
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 void quantize_row(const float* in, size_t n, int8_t* q, float* meta) {
-    for (size_t b = 0; b < n / kBlockCols; ++b, in += 32, q += 32, meta += 4) {
+    for (size_t b = 0; b < n / kBlockCols; ++b, in += 32, q += kPanelBlockBytes, meta += kPanelBlockMeta) {
         const VF x0 = vf_load(in), x1 = vf_load(in + 16);
         const float top = vf_top(vf_max(vf_abs(x0), vf_abs(x1)));
         const float s = top / 127.0f;

@@ -7,7 +7,7 @@ constexpr bool kHasBf16Dot = true;
 constexpr bool kHasBf16Dot = false;
 #endif
 constexpr bool kSignedI8 = false;
-constexpr size_t kIntRows = 12;
+constexpr size_t kIntRows = 8;
 constexpr size_t kFloatRows = 6;
 constexpr size_t kFloatGroups = 4;
 

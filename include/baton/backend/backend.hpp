@@ -53,7 +53,7 @@ struct CpuOptions {
     uint32_t max_batch_slices = 64;
     bool kv_f32 = false;             ///< f32 KV instead of bf16
     bool kv_first = false;           ///< PoolOrder::kKvFirst instead of kBlockFirst
-    std::string isa;                 ///< "", "portable", "avx2", "avx512", "avx512bf16"; empty: the best this CPU has
+    std::string isa;                 ///< "", "portable", "avx2", "avx512", "avx512bf16", "amx"; empty: the best this CPU has
 };
 
 /// The layout a CPU pool would have, so that the caller can allot memory first (a memfd that peers map).

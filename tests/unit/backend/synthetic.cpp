@@ -129,7 +129,7 @@ struct Reference {
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> out;
-    for (const char* isa : {"portable", "avx2", "avx512", "avx512bf16"})
+    for (const char* isa : {"portable", "avx2", "avx512", "avx512bf16", "amx"})
         if (choose_kernels(isa)) out.emplace_back(isa);
     return out;
 }

@@ -1,0 +1,32 @@
+// The amx kernels. Includes nothing with inline functions: code of this unit's instruction set must not be what the
+// linker keeps for the rest of the program.
+// gcc 12 takes the undefined pass-through operands inside its own AVX-512 intrinsics for our mistakes.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "backend/kernels.hpp"
+
+namespace baton::backend {
+namespace {
+#include "backend/vec_avx512.inl"
+#include "backend/kernels_body.inl"
+#include "backend/attend_body.inl"
+#include "backend/amx_body.inl"
+#undef BATON_UNROLL
+
+void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
+    if (kHasBf16Dot && !kv_f32) {
+        attend_finish<true>(acc, l, out, head_dim);
+    } else {
+        attend_finish<false>(acc, l, out, head_dim);
+    }
+}
+
+constexpr Kernels kKernels{"amx", "amx", act_kind, tile_gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, tile_attend,
+                           attend_merge, attend_finish_any};
+}  // namespace
+
+const Kernels& kernels_amx() { return kKernels; }
+
+}  // namespace baton::backend
