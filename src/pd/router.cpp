@@ -69,6 +69,7 @@ bool Router::ready() const {
 Expected<void> Router::submit(TimeMs now, wire::Sequence sequence, TimeMs deadline) {
     Impl& r = *impl_;
     r.run_timers(now);
+    r.pump(now);
     const SequenceId id = sequence.ref.id;
     BATON_CHECK(id && !r.entries.contains(id));
     if (r.closed) return fail(ErrorCode::kUnavailable, "the model is being terminated");
