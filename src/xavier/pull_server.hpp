@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "baton/base/clock.hpp"
+#include "baton/net/connection.hpp"
+#include "baton/wire/messages.hpp"
+#include "baton/xavier/mover.hpp"
+#include "xavier/doorbell.hpp"
+#include "xavier/pool_file.hpp"
+#include "xavier/progress.hpp"
+
+namespace baton::xavier {
+
+/// The prefill side of the tcp mover: answers pull requests for open offers with extents as progress allows. Transfer
+/// thread only.
+class PullServer {
+  public:
+    static constexpr size_t kRequestsMax = 1024;
+    /// Unsent bytes on a link from which on no more is gathered for it.
+    static constexpr size_t kQueuedBytesHigh = 16u * 1024 * 1024;
+
+    /// Both must outlive it.
+    PullServer(const PoolFile& own, const TransferThread::Faults& faults);
+
+    /// An unknown offer or a malformed list is answered with a failed extent.
+    void request(const wire::ReplicaTarget& peer, wire::PullRequest request, std::shared_ptr<net::Connection> link, TimeMs now);
+    void drop(const wire::ReplicaTarget& peer);
+    /// Sends at most one extent for each request; true when something was sent or ended.
+    bool step(TimeMs now);
+    void add_doorbells(std::vector<WaitWord>& words) const;
+    [[nodiscard]] TimeMs next_look(TimeMs now) const;
+
+  private:
+    struct Serving {
+        wire::ReplicaTarget peer;
+        wire::PullRequest request;
+        std::shared_ptr<net::Connection> link;
+        pd::OpenProgress offer;
+        std::vector<uint32_t> blocks;         ///< of the requested indices
+        std::vector<Generation> generations;  ///< likewise
+        ExtentCursor cursor;
+        TimeMs not_before;
+        TimeMs last_progress;
+        bool blocked = false;  ///< the link's queue is full
+    };
+    enum class Step : uint8_t { kIdle, kSent, kEnded };
+
+    Step step_one(Serving& s, TimeMs now);
+    Step send_extent(Serving& s, const Extent& extent, TimeMs now);
+    static void send_failed(net::Connection& link, uint64_t pull);
+
+    const PoolFile& own_;
+    const TransferThread::Faults& faults_;
+    std::list<Serving> serving_;
+};
+
+}  // namespace baton::xavier

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "baton/base/fd.hpp"
+#include "baton/pd/replica_core.hpp"
+#include "baton/xavier/mover.hpp"
+
+namespace baton::xavier {
+
+/// The host's snapshot memory, mapped: slot i lies at i × slot_bytes and holds one block's pages in (layer, k|v) order.
+struct StoreMap {
+    Mapping map;
+    uint32_t slots = 0;
+    uint64_t slot_bytes = 0;
+    /// kCorrupt when the file is smaller than said, kUnsupported when a block does not fit a slot.
+    static Expected<StoreMap> open(UniqueFd fd, uint32_t slots, uint64_t slot_bytes, const kv::PoolLayout& layout);
+};
+
+/// Copies blocks into the snapshot store and back, a slice at a time, behind the pulls. Transfer thread only.
+class StoreCopier {
+  public:
+    static constexpr size_t kCopiesMax = 4096;
+    /// Both must outlive it.
+    StoreCopier(SharedPool& own, const TransferThread::Callbacks& callbacks);
+    void set_store(StoreMap store);
+    void start(pd::StoreCopy copy);
+    /// Copies about a slice; true when it did something.
+    bool step();
+    void fail_all();
+
+  private:
+    struct Job {
+        pd::StoreCopy copy;
+        size_t next = 0;
+    };
+    [[nodiscard]] bool valid(const pd::StoreCopy& copy) const;
+    void report(uint64_t copy, bool ok);
+
+    SharedPool& own_;
+    const TransferThread::Callbacks& callbacks_;
+    std::optional<StoreMap> store_;
+    std::deque<Job> jobs_;
+};
+
+}  // namespace baton::xavier

@@ -1,0 +1,215 @@
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <variant>
+
+#include "baton/base/check.hpp"
+#include "baton/base/log.hpp"
+#include "baton/xavier/mover.hpp"
+#include "xavier/doorbell.hpp"
+#include "xavier/layout.hpp"
+#include "xavier/pool_file.hpp"
+#include "xavier/pull_server.hpp"
+#include "xavier/puller.hpp"
+#include "xavier/store_copier.hpp"
+
+namespace baton::xavier {
+namespace {
+
+/// Extents that arrived and wait to be copied; a peer that sends more has its pull failed.
+constexpr size_t kArrivedBytesMax = 256u * 1024 * 1024;
+constexpr size_t kCommandsMax = 1u << 16;
+/// Nothing depends on it: a bound for the sleep of an idle thread.
+constexpr int64_t kIdleWaitUs = 1'000'000;
+
+struct RemoveSource { wire::ReplicaTarget peer; };
+struct DropRequester { wire::ReplicaTarget peer; };
+struct Request { wire::ReplicaTarget peer; wire::PullRequest request; std::shared_ptr<net::Connection> link; };
+struct Arrived { wire::ReplicaTarget peer; wire::ExtentHeader header; std::vector<std::byte> bytes; };
+struct Plant { TransferThread::Faults faults; };
+struct Stop {};
+using Command = std::variant<Source, RemoveSource, pd::StartPull, pd::CancelPull, pd::VerifyPull, Arrived, Request,
+                             DropRequester, StoreMap, pd::StoreCopy, Plant, Stop>;
+
+template <class... F>
+struct Overload : F... {
+    using F::operator()...;
+};
+template <class... F>
+Overload(F...) -> Overload<F...>;
+
+class Thread final : public TransferThread {
+  public:
+    Thread(PoolFile& own, Callbacks callbacks)
+        : own_(own), callbacks_(std::move(callbacks)), puller_(own, callbacks_, faults_), server_(own, faults_), copier_(own, callbacks_) {
+        thread_ = std::thread([this] { run(); });
+        ::pthread_setname_np(thread_.native_handle(), "baton-transfer");
+    }
+    ~Thread() override {
+        give(Stop{});
+        thread_.join();
+    }
+
+    Expected<void> add_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots,
+                              std::optional<UniqueFd> map, std::shared_ptr<net::Connection> link) override {
+        BATON_TRY(check_layout(layout));
+        if (!own_.layout().pages_compatible(layout)) return fail(ErrorCode::kUnsupported, "the peer's KV pages do not match");
+        Source source{peer, layout, std::nullopt, std::move(link)};
+        if (map) {
+            BATON_TRY_ASSIGN(source.view, PoolView::map(std::move(*map), layout, progress_slots));
+        } else if (!source.link) {
+            return fail(ErrorCode::kInvalidArgument, "a source needs a mapped pool or a link");
+        }
+        give(std::move(source));
+        return {};
+    }
+    void remove_source(wire::ReplicaTarget peer) override { give(RemoveSource{peer}); }
+    void start_pull(const pd::StartPull& pull) override { give(pull); }
+    void cancel_pull(uint64_t pull) override { give(pd::CancelPull{pull}); }
+    void verify_pull(const pd::VerifyPull& verify) override { give(verify); }
+    void on_extent(wire::ReplicaTarget peer, wire::ExtentHeader header, std::vector<std::byte> bytes) override {
+        if (arrived_bytes_.fetch_add(bytes.size()) + bytes.size() > kArrivedBytesMax) {
+            arrived_bytes_ -= bytes.size();
+            bytes.clear();
+            header.failed = true;
+        }
+        give(Arrived{peer, header, std::move(bytes)});
+    }
+    void on_pull_request(wire::ReplicaTarget peer, wire::PullRequest request, std::shared_ptr<net::Connection> link) override {
+        const uint64_t pull = request.pull;
+        if (give(Request{peer, std::move(request), link}, kCommandsMax)) return;
+        wire::ExtentHeader refusal;
+        refusal.pull = pull;
+        refusal.last = refusal.failed = true;
+        link->send(refusal);
+    }
+    void drop_requester(wire::ReplicaTarget peer) override { give(DropRequester{peer}); }
+    Expected<void> set_store(UniqueFd fd, uint32_t slots, uint64_t slot_bytes) override {
+        BATON_TRY_ASSIGN(StoreMap store, StoreMap::open(std::move(fd), slots, slot_bytes, own_.layout()));
+        give(std::move(store));
+        return {};
+    }
+    void store_copy(const pd::StoreCopy& copy) override { give(copy); }
+    void plant(Faults faults) override { give(Plant{faults}); }
+
+  private:
+    /// Queues a command and wakes the thread; false when `queue_max` are waiting.
+    bool give(Command command, size_t queue_max = SIZE_MAX) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (commands_.size() >= queue_max) return false;
+            commands_.push_back(std::move(command));
+        }
+        ring(&bell_);
+        return true;
+    }
+
+    void run() {
+        std::vector<WaitWord> words;
+        while (!stopped_) {
+            // The words are read before the work is looked for: a ring in between ends the wait at once.
+            words.assign(1, {&bell_, read_doorbell(&bell_)});
+            puller_.add_doorbells(words);
+            server_.add_doorbells(words);
+            if (handle_commands() || work()) continue;
+            waiter_.wait(words, wait_us());
+        }
+        puller_.fail_all("cancelled");
+        copier_.fail_all();
+    }
+
+    bool work() {
+        const TimeMs now = steady_now();
+        bool worked = false;
+        guarded([&] { worked = puller_.step(now); });
+        guarded([&] { worked = server_.step(now) || worked; });
+        if (!worked) guarded([&] { worked = copier_.step(); });
+        return worked;
+    }
+
+    /// Memory may run out in the middle of anything: what was under way fails, the thread stays.
+    template <class Body>
+    void guarded(Body&& body) {
+        try {
+            body();
+        } catch (const std::exception& e) {
+            log::error("xavier.transfer_failed", {{"what", e.what()}});
+            puller_.fail_all("internal");
+            copier_.fail_all();
+        }
+    }
+
+    [[nodiscard]] int64_t wait_us() const {
+        const TimeMs now = steady_now();
+        const TimeMs next = std::min(puller_.next_look(now), server_.next_look(now));
+        return std::clamp<int64_t>(next - now, 0, kIdleWaitUs / 1000) * 1000;
+    }
+
+    bool handle_commands() {
+        std::vector<Command> commands;
+        {
+            const std::lock_guard lock(mutex_);
+            commands.swap(commands_);
+        }
+        for (Command& c : commands) guarded([&] { handle(c); });
+        return !commands.empty();
+    }
+
+    void handle(Command& command) {
+        std::visit(Overload{
+                       [&](Source& c) { puller_.add_source(std::move(c)); },
+                       [&](RemoveSource& c) { puller_.remove_source(c.peer); },
+                       [&](pd::StartPull& c) { puller_.start(std::move(c), steady_now()); },
+                       [&](pd::CancelPull& c) { puller_.cancel(c.pull); },
+                       [&](pd::VerifyPull& c) { verify(c); },
+                       [&](Arrived& c) {
+                           arrived_bytes_ -= c.bytes.size();
+                           puller_.on_extent(c.peer, c.header, c.bytes, steady_now());
+                       },
+                       [&](Request& c) { server_.request(c.peer, std::move(c.request), std::move(c.link), steady_now()); },
+                       [&](DropRequester& c) { server_.drop(c.peer); },
+                       [&](StoreMap& c) { copier_.set_store(std::move(c)); },
+                       [&](pd::StoreCopy& c) { copier_.start(std::move(c)); },
+                       [&](Plant& c) { faults_ = c.faults; },
+                       [&](Stop&) { stopped_ = true; },
+                   },
+                   command);
+    }
+
+    void verify(const pd::VerifyPull& v) {
+        bool equal = v.blocks.size() == v.checksums.size();
+        for (size_t i = 0; equal && i < v.blocks.size(); ++i)
+            equal = v.blocks[i] < own_.layout().blocks &&
+                    block_checksum(own_.pool(), own_.layout(), v.blocks[i]) == v.checksums[i];
+        if (callbacks_.pull_verified) callbacks_.pull_verified(v.pull, equal);
+    }
+
+    PoolFile& own_;
+    const Callbacks callbacks_;
+    Faults faults_;
+    Puller puller_;
+    PullServer server_;
+    StoreCopier copier_;
+    DoorbellWaiter waiter_;
+    bool stopped_ = false;
+
+    std::mutex mutex_;
+    std::vector<Command> commands_;
+    std::atomic<size_t> arrived_bytes_{0};
+    alignas(64) uint32_t bell_ = 0;
+    std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<TransferThread> TransferThread::start(SharedPool& own, Callbacks callbacks) {
+    auto* file = dynamic_cast<PoolFile*>(&own);
+    BATON_CHECK(file != nullptr);  // SharedPool::create() makes no other
+    return std::make_unique<Thread>(*file, std::move(callbacks));
+}
+
+}  // namespace baton::xavier
