@@ -13,7 +13,7 @@ namespace baton::http {
 
 struct ClientOptions {
     std::string base_url = "http://127.0.0.1:9997";  ///< http only; a path prefix is kept
-    std::string api_key;                             ///< sent as a bearer key when not empty
+    std::string api_key = {};                        ///< sent as a bearer key when not empty
     int64_t connect_timeout_ms = 5'000;
     int64_t silence_timeout_ms = 600'000;  ///< without a single byte from the server
     size_t body_bytes_max = 256u * 1024 * 1024;

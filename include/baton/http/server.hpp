@@ -18,7 +18,7 @@ namespace baton::http {
 struct StreamStart {
     int status = 200;
     std::string content_type = "text/event-stream; charset=utf-8";
-    Headers headers;                         ///< further ones
+    Headers headers = {};                    ///< further ones
     int64_t ping_ms = limits::kSsePingMs;    ///< a ": ping" comment after that much silence; 0: none
 };
 
@@ -67,13 +67,13 @@ struct ServerOptions {
     size_t threads = 2;
 
     /// Keys; both lists empty: no key is asked for. Sent as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
-    std::vector<std::string> admin_keys;
-    std::vector<std::string> inference_keys;
+    std::vector<std::string> admin_keys = {};
+    std::vector<std::string> inference_keys = {};
     /// Exact paths that need no key.
     std::vector<std::string> open_paths = {"/health", "/ready"};
 
-    std::vector<std::string> cors_origins;   ///< empty: no CORS headers at all
-    std::vector<std::string> allowed_hosts;  ///< names (without port) a Host header may carry; empty: any
+    std::vector<std::string> cors_origins = {};   ///< empty: no CORS headers at all
+    std::vector<std::string> allowed_hosts = {};  ///< names (without port) a Host header may carry; empty: any
 
     size_t body_bytes_max = limits::kBodyBytesMax;
     size_t bodies_bytes_max = 512u * 1024 * 1024;  ///< of all connections together

@@ -17,8 +17,8 @@ namespace baton::openai {
 
 /// What the operator allows; from the configuration.
 struct ParseOptions {
-    std::string default_model;     ///< used when a request names none; "": that is an error
-    std::string header_request_id; ///< X-Request-Id of the HTTP request; the body's request_id wins
+    std::string default_model = {};     ///< used when a request names none; "": that is an error
+    std::string header_request_id = {}; ///< X-Request-Id of the HTTP request; the body's request_id wins
     size_t n_max = limits::kSequencesPerRequestMax;
     size_t prompts_max = 128;      ///< of one completions request; prompts x n may not exceed it either
     bool strict_fields = false;    ///< unknown fields are errors

@@ -1,0 +1,249 @@
+#include "http/channel.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <ctime>
+
+#include "http/request_parser.hpp"
+
+namespace baton::http {
+namespace {
+
+void append_line(std::string& out, std::string_view name, std::string_view value) {
+    out.append(name).append(": ").append(value).append("\r\n");
+}
+
+std::string http_date() {
+    const std::time_t now = std::time(nullptr);
+    std::tm utc{};
+    ::gmtime_r(&now, &utc);
+    std::array<char, 40> text{};
+    const size_t size = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &utc);
+    return {text.data(), size};
+}
+
+/// A header of a handler must not be able to start another one.
+bool is_safe(const Header& header) {
+    return is_token(header.first) && std::none_of(header.second.begin(), header.second.end(), [](char c) {
+               return (static_cast<uint8_t>(c) < 0x20 && c != '\t') || c == 0x7F;
+           });
+}
+
+}  // namespace
+
+std::string format_head(const AnswerForm& form, int status, std::string_view content_type, int64_t length,
+                        const Headers& headers, bool keep_alive) {
+    std::string out = "HTTP/1.1 " + std::to_string(status) + " ";
+    out.append(reason_phrase(status)).append("\r\n");
+    append_line(out, "Server", "baton");
+    append_line(out, "Date", http_date());
+    if (status != 204 && status != 304) {
+        append_line(out, "Content-Type", content_type);
+        append_line(out, "X-Content-Type-Options", "nosniff");
+        if (length >= 0) {
+            append_line(out, "Content-Length", std::to_string(length));
+        } else if (!form.http_1_0) {
+            append_line(out, "Transfer-Encoding", "chunked");
+        }
+    }
+    for (const Header& header : headers) {
+        if (is_safe(header)) append_line(out, header.first, header.second);
+    }
+    out.append(form.extra_lines);
+    append_line(out, "Connection", keep_alive ? "keep-alive" : "close");
+    out.append("\r\n");
+    return out;
+}
+
+Channel::Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping)
+    : form_(std::move(form)), wake_(std::move(wake)), stopping_(std::move(stopping)) {}
+
+void Channel::wake_locked() {
+    if (woken_ || detached_ || !wake_) return;
+    woken_ = true;
+    wake_();
+}
+
+void Channel::append(std::string_view bytes) {
+    outbox_.append(bytes);
+    unsent_.fetch_add(bytes.size(), std::memory_order_relaxed);
+}
+
+void Channel::append_chunk(std::string_view bytes) {
+    if (form_.head_only || bytes.empty()) return;
+    if (!chunked_) return append(bytes);
+    std::array<char, 20> size{};
+    const auto end = std::to_chars(size.data(), size.data() + size.size(), bytes.size(), 16).ptr;
+    append({size.data(), static_cast<size_t>(end - size.data())});
+    append("\r\n");
+    append(bytes);
+    append("\r\n");
+}
+
+void Channel::finish(bool close) {
+    state_ = State::kFinished;
+    close_ = close_ || close;
+    ping_ms_.store(0, std::memory_order_relaxed);
+    wake_locked();
+}
+
+void Channel::respond(int status, std::string_view body, const Headers& headers, std::string_view content_type) {
+    std::function<void()> released;  // destroyed outside the lock: it may own anything
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kOpen || detached_) return;
+    const bool keep_alive = form_.keep_alive && !stopping_() && !client_gone();
+    append(format_head(form_, status, content_type, static_cast<int64_t>(body.size()), headers, keep_alive));
+    if (!form_.head_only && status != 204 && status != 304) append(body);
+    released = std::move(on_disconnect_);
+    on_disconnect_ = nullptr;
+    finish(!keep_alive);
+}
+
+bool Channel::begin_stream(const StreamStart& start) {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kOpen || detached_ || client_gone()) return false;
+    chunked_ = !form_.http_1_0;
+    const bool keep_alive = form_.keep_alive && chunked_ && !stopping_();
+    close_ = !keep_alive;
+    Headers headers = start.headers;
+    if (start.content_type.starts_with("text/event-stream")) {
+        headers.emplace_back("Cache-Control", "no-cache");
+        headers.emplace_back("X-Accel-Buffering", "no");
+    }
+    append(format_head(form_, start.status, start.content_type, -1, headers, keep_alive));
+    state_ = State::kStream;
+    ping_ms_.store(form_.head_only ? 0 : start.ping_ms, std::memory_order_relaxed);
+    wake_locked();
+    return true;
+}
+
+bool Channel::write(std::string_view bytes) {
+    std::function<void()> callback;
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ != State::kStream || detached_ || client_gone()) return false;
+        if (unsent_bytes() + bytes.size() <= limits::kStreamBufferBytesMax) {
+            append_chunk(bytes);
+            wake_locked();
+            return true;
+        }
+        overflow_ = true;
+        outbox_.clear();
+        wake_locked();
+        callback = go_locked();
+    }
+    if (callback) callback();
+    return false;
+}
+
+void Channel::end() {
+    std::function<void()> released;
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kStream || detached_) return;
+    if (chunked_ && !form_.head_only) append("0\r\n\r\n");
+    released = std::move(on_disconnect_);
+    on_disconnect_ = nullptr;
+    finish(false);
+}
+
+void Channel::fail() {
+    std::function<void()> released;
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kFinished || detached_) return;
+    broken_ = true;
+    released = std::move(on_disconnect_);
+    on_disconnect_ = nullptr;
+    finish(true);
+}
+
+void Channel::abandon() {
+    bool open = false;
+    std::function<void()> released;
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ == State::kFinished || detached_) return;
+        open = state_ == State::kOpen && !client_gone();
+        released.swap(on_disconnect_);
+    }
+    if (open) return respond(500, protocol_error_body(500, "the request ended without an answer"), {}, "application/json");
+    fail();
+}
+
+void Channel::on_disconnect(std::function<void()> callback) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ == State::kFinished) return;
+        if (!client_gone()) {
+            on_disconnect_.swap(callback);
+            return;
+        }
+    }
+    if (callback) callback();
+}
+
+bool Channel::answered() const {
+    const std::lock_guard lock(mutex_);
+    return state_ != State::kOpen;
+}
+
+Channel::Taken Channel::take() {
+    const std::lock_guard lock(mutex_);
+    woken_ = false;
+    Taken taken;
+    taken.bytes = std::move(outbox_);
+    outbox_.clear();
+    taken.finished = state_ == State::kFinished;
+    taken.close = close_;
+    taken.broken = broken_;
+    taken.overflow = overflow_;
+    return taken;
+}
+
+/// Marks the client as gone and hands out the callback to run outside the lock.
+std::function<void()> Channel::go_locked() {
+    if (gone_.exchange(true, std::memory_order_acq_rel) || state_ == State::kFinished) return {};
+    std::function<void()> callback = std::move(on_disconnect_);
+    on_disconnect_ = nullptr;
+    return callback;
+}
+
+Channel::PeerClosed Channel::peer_closed() {
+    std::function<void()> callback;
+    PeerClosed result;
+    {
+        const std::lock_guard lock(mutex_);
+        callback = go_locked();
+        result.incomplete = state_ != State::kFinished;
+        result.nothing_left = state_ == State::kStream;
+        close_ = true;
+    }
+    if (callback) callback();
+    return result;
+}
+
+bool Channel::detach() {
+    std::function<void()> callback;
+    std::function<void()> wake;
+    bool incomplete = false;
+    {
+        const std::lock_guard lock(mutex_);
+        incomplete = state_ != State::kFinished;
+        detached_ = true;
+        wake = std::move(wake_);
+        wake_ = nullptr;
+        outbox_.clear();
+        callback = go_locked();
+    }
+    if (callback) callback();
+    return incomplete;
+}
+
+void Channel::ping() {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kStream || detached_ || client_gone()) return;
+    append_chunk(": ping\r\n\r\n");
+    wake_locked();
+}
+
+}  // namespace baton::http

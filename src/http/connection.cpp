@@ -1,0 +1,437 @@
+#include "http/connection.hpp"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <exception>
+
+#include "baton/base/log.hpp"
+
+namespace baton::http {
+namespace {
+
+namespace asio = boost::asio;
+
+constexpr size_t kReadBytes = 64 * 1024;
+constexpr int kReadsPerTurn = 4;          ///< then other connections of the thread get their turn
+constexpr size_t kAheadBytesMax = 64 * 1024;
+constexpr size_t kLingerBytesMax = 1024 * 1024;
+constexpr int64_t kLingerMs = 2'000;
+
+/// The exchange a handler sees. It holds the request; everything else goes through the channel.
+class ExchangeOfChannel final : public Exchange {
+  public:
+    ExchangeOfChannel(Request request, std::shared_ptr<Channel> channel, BodyBudget budget)
+        : request_(std::move(request)), channel_(std::move(channel)), budget_(std::move(budget)) {}
+    ~ExchangeOfChannel() override { channel_->abandon(); }
+
+    const Request& request() const override { return request_; }
+    std::string take_body() override { return std::exchange(request_.body, {}); }
+    void respond(int status, std::string body, Headers headers, std::string_view content_type) override {
+        channel_->respond(status, body, headers, content_type);
+    }
+    bool begin_stream(StreamStart start) override { return channel_->begin_stream(start); }
+    bool write(std::string bytes) override { return channel_->write(bytes); }
+    void end() override { channel_->end(); }
+    void fail() override { channel_->fail(); }
+    void on_disconnect(std::function<void()> callback) override { channel_->on_disconnect(std::move(callback)); }
+    bool client_gone() const override { return channel_->client_gone(); }
+    bool answered() const override { return channel_->answered(); }
+    size_t unsent_bytes() const override { return channel_->unsent_bytes(); }
+
+  private:
+    Request request_;
+    const std::shared_ptr<Channel> channel_;
+    const BodyBudget budget_;
+};
+
+}  // namespace
+
+void ServerState::exchange_started() {
+    const std::lock_guard lock(mutex);
+    ++exchanges;
+}
+
+void ServerState::exchange_finished() {
+    const std::lock_guard lock(mutex);
+    if (--exchanges == 0) idle.notify_all();
+}
+
+BodyBudget& BodyBudget::operator=(BodyBudget&& other) noexcept {
+    if (this != &other) {
+        release();
+        state_ = std::move(other.state_);
+        held_ = std::exchange(other.held_, 0);
+    }
+    return *this;
+}
+
+bool BodyBudget::grow_to(size_t bytes) {
+    if (bytes <= held_) return true;
+    const size_t more = bytes - held_;
+    if (state_->body_bytes.fetch_add(more) + more > state_->options.bodies_bytes_max) {
+        state_->body_bytes.fetch_sub(more);
+        return false;
+    }
+    held_ = bytes;
+    return true;
+}
+
+void BodyBudget::release() {
+    if (state_ != nullptr && held_ != 0) state_->body_bytes.fetch_sub(std::exchange(held_, 0));
+}
+
+Connection::Connection(asio::io_context& io, asio::ip::tcp::socket socket, std::string remote,
+                       std::shared_ptr<ServerState> state)
+    : io_(io),
+      socket_(std::move(socket)),
+      timer_(io),
+      remote_(std::move(remote)),
+      state_(std::move(state)),
+      parser_({.body_bytes_max = state_->options.body_bytes_max}),
+      budget_(state_),
+      idle_since_(steady_now().ms) {}
+
+Connection::~Connection() {
+    const std::lock_guard lock(state_->mutex);
+    state_->connections.erase(this);
+    const auto it = state_->per_ip.find(remote_);
+    if (it != state_->per_ip.end() && --it->second == 0) state_->per_ip.erase(it);
+}
+
+void Connection::start() {
+    boost::system::error_code ec;
+    socket_.set_option(asio::ip::tcp::no_delay(true), ec);
+    socket_.non_blocking(true, ec);
+    if (ec || state_->stopping) return close();
+    // A new connection must say something soon; later ones may rest between requests.
+    set_deadline(read_deadline_, steady_now().ms + state_->options.header_timeout_ms);
+    wait_readable();
+}
+
+void Connection::drop() {
+    asio::post(io_, [self = shared_from_this()] { self->close(); });
+}
+
+void Connection::drop_if_idle(bool reading_too) {
+    asio::post(io_, [self = shared_from_this(), reading_too] {
+        if (self->phase_ == Phase::kIdle || (reading_too && self->phase_ == Phase::kReading)) self->close();
+    });
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+void Connection::wait_readable() {
+    if (reading_ || peer_eof_ || phase_ == Phase::kClosed) return;
+    reading_ = true;
+    socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](const boost::system::error_code& ec) {
+        self->reading_ = false;
+        if (ec || self->phase_ == Phase::kClosed) return;
+        self->on_readable();
+    });
+}
+
+void Connection::on_readable() {
+    std::array<char, kReadBytes> buffer;  // NOLINT: filled by the read
+    for (int turn = 0; turn < kReadsPerTurn && phase_ != Phase::kClosed; ++turn) {
+        boost::system::error_code ec;
+        const size_t size = socket_.read_some(asio::buffer(buffer), ec);
+        if (ec == asio::error::would_block || ec == asio::error::try_again) break;
+        if (ec == asio::error::eof) return on_eof();
+        if (ec) return close();
+        on_bytes({buffer.data(), size});
+        if (size < buffer.size()) break;
+    }
+    wait_readable();
+}
+
+void Connection::on_eof() {
+    peer_eof_ = true;
+    if (phase_ != Phase::kServing) return close();
+    if (channel_ == nullptr) return;
+    const Channel::PeerClosed state = channel_->peer_closed();
+    count_disconnect(state.incomplete);
+    if (state.nothing_left) close();
+}
+
+void Connection::count_disconnect(bool incomplete) {
+    if (incomplete && !std::exchange(gone_counted_, true)) ++state_->disconnects;
+}
+
+void Connection::on_bytes(std::string_view bytes) {
+    while (!bytes.empty() || (phase_ == Phase::kReading && parser_.started())) {
+        if (phase_ == Phase::kServing) {
+            read_ahead(bytes);
+            return;
+        }
+        if (phase_ == Phase::kLinger) {
+            lingered_ += bytes.size();
+            if (lingered_ > kLingerBytesMax) close();
+            return;
+        }
+        if (phase_ == Phase::kClosed) return;
+        size_t consumed = 0;
+        const RequestParser::Event event = parser_.feed(bytes, consumed);
+        bytes.remove_prefix(consumed);
+        if (phase_ == Phase::kIdle && parser_.started()) {
+            phase_ = Phase::kReading;
+            request_started_ = steady_now().ms;
+            set_deadline(read_deadline_, request_started_ + state_->options.header_timeout_ms);
+        }
+        switch (event) {
+            case RequestParser::Event::kNeedMore:
+                if (phase_ == Phase::kReading && body_started_ != 0) {
+                    if (!budget_.grow_to(parser_.request().body.size())) {
+                        return refuse(503, "too many request bodies at once", {{"Retry-After", "1"}});
+                    }
+                    // Thirty seconds, and one more for each kilobyte that has come: a trickle runs out of time.
+                    const auto earned = static_cast<int64_t>(parser_.request().body.size()) * 1000 /
+                                        std::max<int64_t>(1, state_->options.body_bytes_per_second_min);
+                    set_deadline(read_deadline_, body_started_ + state_->options.body_timeout_ms + earned);
+                }
+                return;
+            case RequestParser::Event::kHead:
+                if (!on_head()) {
+                    if (phase_ == Phase::kServing) read_ahead(bytes);
+                    return;
+                }
+                break;
+            case RequestParser::Event::kDone:
+                on_request();
+                break;
+            case RequestParser::Event::kError:
+                return refuse(parser_.error_status(), parser_.error_message());
+        }
+    }
+}
+
+/// Keeps what belongs to further requests. Reading never pauses, because the end of the stream comes behind the data:
+/// a client that sends more than the bound ahead of its answer loses it, and the connection after that answer.
+void Connection::read_ahead(std::string_view bytes) {
+    if (close_after_) return;
+    ahead_.append(bytes);
+    if (ahead_.size() <= kAheadBytesMax) return;
+    ahead_ = {};
+    close_after_ = true;
+}
+
+/// False when the request was refused or answered at its head.
+bool Connection::on_head() {
+    Request& request = parser_.request();
+    request.remote_address = remote_;
+    request.started = {request_started_};
+    const bool has_body = parser_.chunked() || parser_.content_length() != 0;
+    if (!is_preflight(state_->options, request)) {
+        if (auto refusal = check_head(state_->options, state_->keys, request, has_body)) {
+            if (refusal->status == 401) ++state_->unauthorized;
+            refuse(refusal->status, refusal->message, std::move(refusal->headers));
+            return false;
+        }
+    }
+    body_started_ = steady_now().ms;
+    set_deadline(read_deadline_, body_started_ + state_->options.body_timeout_ms);
+    if (has_body && parser_.expects_continue()) {
+        // Only now that nothing speaks against the request. A blocked socket here means a client that does not read.
+        boost::system::error_code ec;
+        constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+        if (socket_.write_some(asio::buffer(kContinue), ec) != kContinue.size()) {
+            close();
+            return false;
+        }
+    }
+    return true;
+}
+
+void Connection::open_channel() {
+    phase_ = Phase::kServing;
+    serving_self_ = shared_from_this();
+    gone_counted_ = false;
+    idle_since_.store(INT64_MAX, std::memory_order_relaxed);
+    set_deadline(read_deadline_, INT64_MAX);
+    AnswerForm form{.http_1_0 = parser_.request().http_1_0,
+                    .head_only = parser_.request().method == "HEAD",
+                    .keep_alive = parser_.keep_alive() && !close_after_,
+                    .extra_lines = cors_lines(state_->options, parser_.request())};
+    channel_ = std::make_shared<Channel>(
+        std::move(form),
+        [weak = weak_from_this(), &io = io_] {
+            asio::post(io, [weak] {
+                if (const auto self = weak.lock()) self->flush();
+            });
+        },
+        [state = state_] { return state->stopping.load(std::memory_order_relaxed); });
+}
+
+void Connection::on_request() {
+    body_started_ = 0;
+    ++state_->requests;
+    open_channel();
+    if (is_preflight(state_->options, parser_.request())) return channel_->respond(204, "", preflight_headers(), "");
+    state_->exchange_started();
+    counted_ = true;
+    auto exchange = std::make_shared<ExchangeOfChannel>(std::move(parser_.request()), channel_, std::move(budget_));
+    budget_ = BodyBudget(state_);
+    try {
+        state_->handler(std::move(exchange));
+    } catch (const std::exception& e) {
+        log::error("http.handler_failed", {{"error", e.what()}});
+        channel_->abandon();
+    } catch (...) {
+        log::error("http.handler_failed", {{"error", "not a standard exception"}});
+        channel_->abandon();
+    }
+}
+
+/// Answers a request that no handler will see. The connection closes after it, unless the request has no body.
+void Connection::refuse(int status, std::string_view message, Headers headers) {
+    ++state_->protocol_errors;
+    const bool framing_known = status == 401 || status == 421;
+    const bool has_body = parser_.chunked() || parser_.content_length() != 0;
+    close_after_ = !framing_known || has_body;
+    budget_.release();
+    open_channel();
+    channel_->respond(status, protocol_error_body(status, message), headers, "application/json");
+}
+
+void Connection::next_request() {
+    channel_.reset();
+    parser_.reset();
+    body_started_ = 0;
+    phase_ = Phase::kIdle;
+    const int64_t now = steady_now().ms;
+    idle_since_.store(now, std::memory_order_relaxed);
+    set_deadline(read_deadline_, now + state_->options.idle_timeout_ms);
+    const std::string ahead = std::exchange(ahead_, {});
+    on_bytes(ahead);
+    wait_readable();
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+void Connection::flush() {
+    if (writing_ || phase_ == Phase::kClosed || phase_ == Phase::kLinger) return;
+    while (channel_ != nullptr) {
+        if (out_sent_ == out_.size()) {
+            taken_ = channel_->take();
+            if (taken_.overflow) return close();
+            out_ = std::move(taken_.bytes);
+            out_sent_ = 0;
+            const int64_t ping_ms = channel_->ping_ms();
+            set_deadline(ping_at_, ping_ms == 0 ? INT64_MAX : steady_now().ms + ping_ms);
+            if (out_.empty()) {
+                if (taken_.finished) finish_exchange(taken_);
+                return;
+            }
+        }
+        if (!write_some()) return;
+    }
+}
+
+/// Writes until all is out or the socket is full. False when it must wait or the connection is gone.
+bool Connection::write_some() {
+    while (out_sent_ < out_.size()) {
+        boost::system::error_code ec;
+        const size_t size = socket_.write_some(asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
+        if (ec == asio::error::would_block || ec == asio::error::try_again) {
+            writing_ = true;
+            set_deadline(write_deadline_, steady_now().ms + state_->options.write_stall_ms);
+            socket_.async_wait(asio::ip::tcp::socket::wait_write,
+                               [self = shared_from_this()](const boost::system::error_code& wait_ec) {
+                                   self->writing_ = false;
+                                   self->set_deadline(self->write_deadline_, INT64_MAX);
+                                   if (!wait_ec) self->flush();
+                               });
+            return false;
+        }
+        if (ec) {
+            close();
+            return false;
+        }
+        out_sent_ += size;
+        channel_->sent(size);
+    }
+    return true;
+}
+
+void Connection::finish_exchange(const Channel::Taken& taken) {
+    set_deadline(ping_at_, INT64_MAX);
+    const auto self = std::exchange(serving_self_, nullptr);
+    count_disconnect(channel_->detach());
+    if (std::exchange(counted_, false)) state_->exchange_finished();
+    out_ = {};
+    out_sent_ = 0;
+    if (taken.broken || peer_eof_) return close();
+    if (taken.close || close_after_) return linger();
+    next_request();
+}
+
+// ---- ending --------------------------------------------------------------------------------------------------------
+
+/// Closing a socket with unread bytes resets it, and the client may lose the answer it has not read yet: so say that
+/// we are done, and read on for a moment.
+void Connection::linger() {
+    phase_ = Phase::kLinger;
+    boost::system::error_code ec;
+    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+    if (ec) return close();
+    ahead_ = {};
+    set_deadline(read_deadline_, steady_now().ms + kLingerMs);
+    wait_readable();
+}
+
+void Connection::close() {
+    if (phase_ == Phase::kClosed) return;
+    phase_ = Phase::kClosed;
+    const auto self = shared_from_this();
+    serving_self_.reset();
+    boost::system::error_code ec;
+    socket_.close(ec);
+    timer_.cancel();
+    if (channel_ != nullptr) {
+        count_disconnect(channel_->detach());
+        channel_.reset();
+    }
+    if (std::exchange(counted_, false)) state_->exchange_finished();
+    budget_.release();
+    const std::lock_guard lock(state_->mutex);
+    state_->connections.erase(this);
+}
+
+// ---- time ----------------------------------------------------------------------------------------------------------
+
+void Connection::set_deadline(int64_t& slot, int64_t at_ms) {
+    slot = at_ms;
+    if (at_ms < armed_at_) arm();
+}
+
+/// The timer runs to the earliest deadline. A deadline that moves later leaves it alone: it wakes once too early and is
+/// set anew, which is cheaper than setting it with every token.
+void Connection::arm() {
+    if (phase_ == Phase::kClosed) return;
+    armed_at_ = std::min({read_deadline_, write_deadline_, ping_at_});
+    if (armed_at_ == INT64_MAX) return;
+    timer_.expires_at(std::chrono::steady_clock::time_point(std::chrono::milliseconds(armed_at_)));
+    timer_.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
+        if (!ec) self->on_timer();
+    });
+}
+
+void Connection::on_timer() {
+    if (phase_ == Phase::kClosed) return;
+    armed_at_ = INT64_MAX;
+    const int64_t now = steady_now().ms;
+    if (now >= write_deadline_) return close();
+    if (now >= read_deadline_) on_read_deadline();
+    if (now >= ping_at_) {
+        ping_at_ = INT64_MAX;  // set again by the flush that follows
+        if (channel_ != nullptr) channel_->ping();
+    }
+    if (phase_ != Phase::kClosed) arm();
+}
+
+void Connection::on_read_deadline() {
+    read_deadline_ = INT64_MAX;
+    if (phase_ == Phase::kReading) return refuse(408, "the request took too long to arrive");
+    close();
+}
+
+}  // namespace baton::http

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "baton/base/digest.hpp"
+#include "baton/http/server.hpp"
+
+namespace baton::http {
+
+/// Which keys may do what. Keys are kept as digests and compared in constant time, all of them every time.
+class KeyRing {
+  public:
+    explicit KeyRing(const ServerOptions& options);
+    /// The access of a request, or nothing when it may not enter.
+    [[nodiscard]] std::optional<Access> access_of(const Request& request) const;
+
+  private:
+    struct Key {
+        Digest digest{};
+        Access access = Access::kInference;
+    };
+    std::vector<Key> keys_;
+    std::vector<std::string> open_paths_;
+};
+
+/// An answer given before any handler sees the request.
+struct Refusal {
+    int status = 0;
+    std::string_view message;
+    Headers headers;
+};
+
+/// Checks a complete head, before its body is read: Host allow-list, key, Content-Encoding and Content-Type. Sets
+/// request.access. `has_body`: a non-empty body is announced.
+[[nodiscard]] std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys, Request& request,
+                                                bool has_body);
+
+/// The CORS header lines for a request's answer; "" for origins that are not configured.
+[[nodiscard]] std::string cors_lines(const ServerOptions& options, const Request& request);
+/// True when a request is a CORS preflight of a configured origin: it is answered 204 without a key.
+[[nodiscard]] bool is_preflight(const ServerOptions& options, const Request& request);
+/// Headers of that answer.
+[[nodiscard]] Headers preflight_headers();
+
+}  // namespace baton::http
