@@ -118,6 +118,11 @@ void Connection::drop_if_idle(bool reading_too) {
     });
 }
 
+void Connection::evict() {
+    idle_since_.store(INT64_MAX, std::memory_order_relaxed);
+    drop_if_idle(true);
+}
+
 // ---- reading -------------------------------------------------------------------------------------------------------
 
 void Connection::wait_readable() {

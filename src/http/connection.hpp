@@ -73,6 +73,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     /// Closes unless a request is being served; one that is still arriving counts as idle where `reading_too`. Any
     /// thread.
     void drop_if_idle(bool reading_too);
+    /// As drop_if_idle(true), and idle_since_ms() is INT64_MAX from now on, so that the next victim is another one.
+    void evict();
     /// Since when no request is being served (INT64_MAX while one is). Any thread.
     [[nodiscard]] int64_t idle_since_ms() const { return idle_since_.load(std::memory_order_relaxed); }
 

@@ -27,7 +27,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 
 constexpr size_t kLeavingMax = 16;
-constexpr auto kAcceptPause = std::chrono::milliseconds(20);
+constexpr auto kAcceptPause = std::chrono::milliseconds(5);
 
 /// No more connections than three quarters of the descriptors this process may have.
 size_t connection_bound(size_t wanted) {
@@ -131,6 +131,11 @@ std::string ServerOnAsio::address() const {
 
 void ServerOnAsio::accept() {
     if (!acceptor_->is_open()) return;
+    {
+        // Connections told to make room leave on their own threads, a little later: new ones wait in the kernel.
+        const std::lock_guard lock(state_->mutex);
+        if (state_->connections.size() >= connections_max_ + kLeavingMax) return pause_accepting();
+    }
     IoThread& home = *threads_[next_home_++ % threads_.size()];
     acceptor_->async_accept(home.io, [this, &home](const boost::system::error_code& ec, tcp::socket socket) {
         on_accept(ec, std::move(socket), home);
@@ -192,8 +197,6 @@ bool ServerOnAsio::make_room(const std::string& ip) {
         const auto it = state_->per_ip.find(ip);
         if (per_ip_max != 0 && it != state_->per_ip.end() && it->second >= per_ip_max) return false;
         if (state_->connections.size() < connections_max_) return true;
-        // The one to go leaves on its own thread, a little later; the allowance for that is small.
-        if (state_->connections.size() >= connections_max_ + kLeavingMax) return false;
     }
     return drop_oldest_idle();
 }
@@ -209,7 +212,7 @@ bool ServerOnAsio::drop_oldest_idle() {
         oldest = connection;
     }
     if (oldest == nullptr) return false;
-    oldest->drop_if_idle(true);
+    oldest->evict();
     return true;
 }
 
