@@ -4,7 +4,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "baton/base/log.hpp"
 #include "baton/config/replica_settings.hpp"
 #include "baton/config/settings.hpp"
 #include "baton/replica/replica.hpp"
@@ -63,12 +62,6 @@ Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
     return settings;
 }
 
-void start_log(const std::string& level_name, const std::string& format, std::initializer_list<log::Field> fields) {
-    log::Level level = log::Level::kInfo;
-    static_cast<void>(log::parse_level(level_name, level));
-    log::init(level, format == "json" ? log::Format::kJson : log::Format::kText, fields);
-}
-
 std::string secret_from_environment() {
     const char* secret = std::getenv("BATON_LINK_SECRET");
     return secret == nullptr ? "" : secret;
@@ -82,7 +75,6 @@ int run_serve(const ServeOptions& options) {
         complain(settings.error().message);
         return kUsage;
     }
-    start_log(settings->log_level, settings->log_format, {{"process", "supervisor"}});
     return supervisor::run(*settings);
 }
 
@@ -128,7 +120,6 @@ int run_worker(const std::vector<std::string>& args) {
         complain(settings.error().message);
         return kUsage;
     }
-    start_log(settings->log_level, settings->log_format, {{"process", "worker"}});
     return worker::run(*settings);
 }
 
@@ -138,8 +129,6 @@ int run_replica(const std::vector<std::string>& args) {
         complain(settings.error().message);
         return kUsage;
     }
-    start_log(settings->log_level, settings->log_format,
-              {{"role", to_string(settings->role)}, {"replica", settings->replica.value}, {"model_uid", settings->model_uid}});
     return replica::run(*settings);
 }
 

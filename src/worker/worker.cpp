@@ -22,6 +22,9 @@ bool die_with_parent() {
 }  // namespace
 
 int run(const config::WorkerSettings& settings) {
+    log::Level level = log::Level::kInfo;
+    static_cast<void>(log::parse_level(settings.log_level, level));
+    log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {{"process", "worker"}});
     if (auto ok = config::check(settings); !ok) {
         log::error("worker cannot start", {{"error", ok.error().message}});
         return 2;
