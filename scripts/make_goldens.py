@@ -63,7 +63,6 @@ def main():
         import golden_models
 
         golden_models.make_models(DATA)
-    import gguf  # noqa: F401
     from importlib.metadata import version
 
     lines = [f"{p} {version(p)}" for p in ("numpy", "gguf", "torch", "transformers", "tokenizers", "safetensors")]

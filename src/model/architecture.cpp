@@ -68,12 +68,15 @@ bool is_recurrent_architecture(std::string_view name) {
                                          [&](const char* prefix) { return n.starts_with(prefix); });
 }
 
+tl::unexpected<Error> not_supported(const std::string& what) {
+    return fail(ErrorCode::kUnsupported, what + " is not supported by baton yet");
+}
+
 Expected<void> check_architecture(std::string_view name) {
     for (const std::string_view known : {"llama", "qwen2", "qwen3", "mistral"}) {
         if (name == known) return {};
     }
-    return fail(ErrorCode::kUnsupported,
-                "architecture '" + printable(name) + "' is not supported by baton yet");
+    return not_supported("architecture '" + printable(name) + "'");
 }
 
 Expected<void> finish_spec(ModelSpec& spec) {

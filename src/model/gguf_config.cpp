@@ -1,18 +1,11 @@
 // ModelSpec from GGUF metadata.
 #include <algorithm>
-#include <limits>
 
 #include "layout_check.hpp"
 #include "spec.hpp"
 
 namespace baton::model {
 namespace {
-
-constexpr uint64_t kSizeMax = std::numeric_limits<int32_t>::max();
-
-tl::unexpected<Error> unsupported(const std::string& what) {
-    return fail(ErrorCode::kUnsupported, what + " is not supported by baton yet");
-}
 
 /// Metadata of one architecture: keys are "ARCHITECTURE.name".
 class Keys {
@@ -46,7 +39,7 @@ class Keys {
                         "GGUF metadata '" + printable(key) + "' is not usable");
         }
         if (!std::all_of(values.begin(), values.end(), [&](int32_t v) { return v == values[0]; })) {
-            return unsupported("metadata '" + printable(key) + "' that differs between layers");
+            return not_supported("metadata '" + printable(key) + "' that differs between layers");
         }
         return static_cast<uint32_t>(values[0]);
     }
@@ -59,7 +52,7 @@ Expected<void> read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec
     BATON_TRY_ASSIGN(spec.rope.theta, keys.number("rope.freq_base", 10000.0));
     BATON_TRY_ASSIGN(const uint32_t rotated,
                      keys.size("rope.dimension_count", spec.shape.head_dim));
-    if (rotated != spec.shape.head_dim) return unsupported("partial rotary embedding");
+    if (rotated != spec.shape.head_dim) return not_supported("partial rotary embedding");
     std::string type = "none";
     if (keys.has("rope.scaling.type")) {
         BATON_TRY_ASSIGN(type, file.get_string(keys.full("rope.scaling.type")));
@@ -77,12 +70,12 @@ Expected<void> read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec
         spec.rope.scaling = RopeScaling::kYarn;
         for (const char* name : {"rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier",
                                  "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"}) {
-            if (keys.has(name)) return unsupported(std::string("'") + name + "'");
+            if (keys.has(name)) return not_supported(std::string("'") + name + "'");
         }
         BATON_TRY_ASSIGN(spec.rope.beta_fast, keys.number("rope.scaling.yarn_beta_fast", 32.0));
         BATON_TRY_ASSIGN(spec.rope.beta_slow, keys.number("rope.scaling.yarn_beta_slow", 1.0));
     } else {
-        return unsupported("rope scaling '" + printable(type) + "'");
+        return not_supported("rope scaling '" + printable(type) + "'");
     }
     return {};
 }
@@ -100,11 +93,11 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
     BATON_TRY_ASSIGN(spec.architecture, file.get_string("general.architecture"));
     // A recurrent file must be told so before its other metadata can confuse the reader.
     BATON_TRY(check_architecture(spec.architecture));
-    if (spec.architecture == "mistral") return unsupported("GGUF architecture 'mistral'");
+    if (spec.architecture == "mistral") return not_supported("GGUF architecture 'mistral'");
     spec.family = spec.architecture;
     const Keys keys(file, spec.architecture);
     BATON_TRY_ASSIGN(const uint32_t experts, keys.size("expert_count", 0));
-    if (experts > 0) return unsupported("mixture of experts");
+    if (experts > 0) return not_supported("mixture of experts");
     backend::ModelShape& s = spec.shape;
     BATON_TRY_ASSIGN(s.layers, keys.size("block_count"));
     BATON_TRY_ASSIGN(s.hidden, keys.size("embedding_length"));
@@ -114,7 +107,7 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
                      keys.size("attention.key_length", s.heads == 0 ? 0 : s.hidden / s.heads));
     BATON_TRY_ASSIGN(const uint32_t value_dim, keys.size("attention.value_length", s.head_dim));
     if (value_dim != s.head_dim)
-        return unsupported("a value dimension other than the key dimension");
+        return not_supported("a value dimension other than the key dimension");
     BATON_TRY_ASSIGN(s.ffn, keys.size("feed_forward_length"));
     BATON_TRY_ASSIGN(s.context, keys.size("context_length"));
     const StoredTensor* embedding = find_tensor(file, "token_embd.weight");

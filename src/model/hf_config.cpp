@@ -1,18 +1,11 @@
 // ModelSpec from a Hugging Face config.json, in the spellings of transformers 4 (rope_theta,
 // rope_scaling) and 5 (rope_parameters).
-#include <limits>
 
 #include "layout_check.hpp"
 #include "spec.hpp"
 
 namespace baton::model {
 namespace {
-
-constexpr uint64_t kSizeMax = std::numeric_limits<int32_t>::max();
-
-tl::unexpected<Error> unsupported(const std::string& what) {
-    return fail(ErrorCode::kUnsupported, what + " is not supported by baton yet");
-}
 
 Expected<uint32_t> size_member(const Json& config, const char* key,
                                std::optional<uint64_t> fallback = {}) {
@@ -32,18 +25,18 @@ Expected<void> check_class(const Json& config, const std::string& model_type) {
     const auto& name = (*classes)[0].get_ref<const std::string&>();
     std::string expected = model_type + "ForCausalLM";
     expected[0] = static_cast<char>(expected[0] - 'a' + 'A');
-    if (name != expected) return unsupported("architecture '" + printable(name) + "'");
+    if (name != expected) return not_supported("architecture '" + printable(name) + "'");
     return {};
 }
 
 Expected<void> read_scaling(const Json& source, RopeSpec& rope) {
     for (const auto& [key, value] : source.items()) {
-        if (value.is_object()) return unsupported("rope parameters per layer type");
+        if (value.is_object()) return not_supported("rope parameters per layer type");
     }
     BATON_TRY_ASSIGN(const std::string legacy, string_member(source, "type", "default"));
     BATON_TRY_ASSIGN(const std::string type, string_member(source, "rope_type", legacy));
     BATON_TRY_ASSIGN(const double partial, float_member(source, "partial_rotary_factor", 1.0));
-    if (partial != 1.0) return unsupported("partial rotary embedding");
+    if (partial != 1.0) return not_supported("partial rotary embedding");
     if (type == "default") return {};
     BATON_TRY_ASSIGN(rope.factor, float_member(source, "factor"));
     BATON_TRY_ASSIGN(rope.original_context,
@@ -61,10 +54,10 @@ Expected<void> read_scaling(const Json& source, RopeSpec& rope) {
         BATON_TRY_ASSIGN(rope.attention_factor, float_member(source, "attention_factor", 0.0));
         for (const char* key : {"mscale", "mscale_all_dim", "truncate"}) {
             if (member(source, key) != nullptr)
-                return unsupported(std::string("rope scaling with '") + key + "'");
+                return not_supported(std::string("rope scaling with '") + key + "'");
         }
     } else {
-        return unsupported("rope scaling '" + printable(type) + "'");
+        return not_supported("rope scaling '" + printable(type) + "'");
     }
     return {};
 }
@@ -72,7 +65,7 @@ Expected<void> read_scaling(const Json& source, RopeSpec& rope) {
 Expected<void> read_rope(const Json& config, RopeSpec& rope) {
     BATON_TRY_ASSIGN(rope.theta, float_member(config, "rope_theta", 10000.0));
     BATON_TRY_ASSIGN(const double partial, float_member(config, "partial_rotary_factor", 1.0));
-    if (partial != 1.0) return unsupported("partial rotary embedding");
+    if (partial != 1.0) return not_supported("partial rotary embedding");
     const Json* parameters = member(config, "rope_parameters");
     if (parameters != nullptr) {
         if (!parameters->is_object())
@@ -101,8 +94,8 @@ Expected<uint32_t> read_window(const Json& config, const std::string& family) {
             if (t == "sliding_attention") {
                 on = true;
             } else if (t != "full_attention") {
-                return unsupported("layer type " +
-                                   printable(t.is_string() ? t.get<std::string>() : "?"));
+                return not_supported("layer type " +
+                                     printable(t.is_string() ? t.get<std::string>() : "?"));
             }
         }
     }
@@ -134,7 +127,7 @@ Expected<ModelSpec> spec_from_config(const Json& config) {
     BATON_TRY(check_architecture(spec.architecture));
     BATON_TRY(check_class(config, spec.architecture));
     if (member(config, "quantization_config") != nullptr)
-        return unsupported("quantization_config in config.json");
+        return not_supported("quantization_config in config.json");
     spec.family = spec.architecture;
     backend::ModelShape& s = spec.shape;
     BATON_TRY_ASSIGN(s.layers, size_member(config, "num_hidden_layers"));
@@ -151,7 +144,7 @@ Expected<ModelSpec> spec_from_config(const Json& config) {
     spec.eps = static_cast<float>(eps);
     BATON_TRY_ASSIGN(spec.tied, bool_member(config, "tie_word_embeddings", false));
     BATON_TRY_ASSIGN(const std::string act, string_member(config, "hidden_act", "silu"));
-    if (act != "silu") return unsupported("activation '" + printable(act) + "'");
+    if (act != "silu") return not_supported("activation '" + printable(act) + "'");
     spec.qk_norm = spec.family == "qwen3";
     BATON_TRY(read_biases(config, spec));
     BATON_TRY(read_rope(config, spec.rope));

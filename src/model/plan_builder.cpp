@@ -154,8 +154,7 @@ Expected<void> check_tensor(const StoredTensor* t, const std::string& name,
                                              ", expected " + shape_text(shape));
     }
     if (!t->dtype) {
-        return fail(ErrorCode::kUnsupported, "tensor '" + name + "' has type " + t->type_name +
-                                                 ", which is not supported by baton yet");
+        return not_supported("tensor '" + name + "' has type " + t->type_name + ", which");
     }
     return {};
 }

@@ -47,9 +47,7 @@ Expected<Source> open_gguf(const std::string& path) {
     const GgufFile& gguf = *source.files->gguf;
     if (gguf.has("split.count")) {
         BATON_TRY_ASSIGN(const uint64_t parts, gguf.get_uint("split.count"));
-        if (parts > 1)
-            return fail(ErrorCode::kUnsupported,
-                        "GGUF split over several files is not supported by baton yet");
+        if (parts > 1) return not_supported("GGUF split over several files");
     }
     BATON_TRY_ASSIGN(source.spec, spec_from_gguf(gguf));
     return source;

@@ -12,6 +12,12 @@
 
 namespace baton::model {
 
+/// Largest size a configuration may name; products of two fit 64 bits.
+inline constexpr uint64_t kSizeMax = INT32_MAX;
+
+/// kUnsupported "WHAT is not supported by baton yet".
+[[nodiscard]] tl::unexpected<Error> not_supported(const std::string& what);
+
 enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn };
 
 /// How positions turn into angles, as the configuration says it.
