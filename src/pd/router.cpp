@@ -147,8 +147,8 @@ Router::Impl::Entry* Router::Impl::current(wire::SeqRef ref, wire::ReplicaTarget
     if (at == entries.end()) return nullptr;
     Entry& e = at->second;
     if (e.state == State::kWaiting || e.sequence.ref.attempt != ref.attempt) return nullptr;
-    if (e.prefill != from && e.decode != from) return nullptr;
-    return &e;
+    if (e.prefill == from || e.decode == from) return &e;
+    return std::find(e.named.begin(), e.named.end(), from) != e.named.end() ? &e : nullptr;
 }
 
 void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TokenBatch& m) {
@@ -158,7 +158,7 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TokenBat
 /// Token 1 comes from P and token 2 from D, over two links: tokens are put in order by their index.
 void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m) {
     Entry* found = current(m.ref, from);
-    if (found == nullptr) return;
+    if (found == nullptr || (found->prefill != from && found->decode != from)) return;
     Entry& e = *found;
     const uint32_t before = e.emitted();
     if (!store_tokens(e, from, m)) {
@@ -232,7 +232,8 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TargetBu
         send(from, wire::Abort{m.ref});
         return;
     }
-    if (e->state == State::kBusy || m.target != e->decode) return;  // about a target it was told to leave
+    if (e->state == State::kBusy) return;  // will be told where to go when the pause is over
+    if (m.target != e->decode) return send(from, wire::Retarget{m.ref, e->decode});  // somehow not where it was sent
     if (m.unreachable) {
         // What the other end got is not known: a new attempt fences it.
         new_attempt(now, *e, "target_unreachable", {});
@@ -245,19 +246,27 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TargetBu
 
 void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::HandoffDone& m) {
     Entry* e = current(m.ref, from);
-    if (e == nullptr || e->decode != from || e->state != State::kPrefill) return;
-    e->state = State::kDecode;
+    if (e == nullptr || e->prefill == from || e->state == State::kDecode) return;
+    taken_over(*e, from);
     give_budget_back(*e);
     served(*e, from.replica);
     count(handoffs, m.mover);
     count(handoff_bytes, m.mover, m.bytes);
 }
 
+/// D has the sequence and goes on with it.
+void Router::Impl::taken_over(Entry& e, wire::ReplicaTarget by) {
+    if (e.state == State::kBusy) set_wake(e, kNever);
+    e.state = State::kDecode;
+    e.decode = by;
+}
+
 void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::SequenceFailed& m) {
     Entry* found = current(m.ref, from);
     if (found == nullptr) return;
     Entry& e = *found;
-    if (from != e.decode && !e.needs_prefill()) return;  // P's leg is over; D has it all
+    if (from == e.prefill && !e.needs_prefill()) return;  // P's leg is over; D has it all
+    if (from != e.prefill && from != e.decode && e.state == State::kDecode) return;
     const auto code = static_cast<ErrorCode>(m.code);
     e.last_failure = m.reason.substr(0, 64);
     switch (code) {
@@ -268,16 +277,19 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::Sequence
             release_legs(e, from);
             end(e, wire::Finish::kNone, {code, e.last_failure, {}});
             return;
-        case ErrorCode::kOverloaded: retry_full_queue(now, e, from); return;
+        case ErrorCode::kOverloaded:
+            if (m.reason == "queue_full") return retry_full_queue(now, e, from);
+            [[fallthrough]];
         default: new_attempt(now, e, e.last_failure.empty() ? "failed" : e.last_failure, from); return;
     }
 }
 
 void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::Fallback& m) {
     Entry* e = current(m.ref, from);
-    if (e == nullptr || e->decode != from || e->sole) return;  // one that runs alone was counted when it was sent
+    if (e == nullptr || e->prefill == from || e->sole) return;  // one that runs alone was counted when it was sent
+    if (e->state == State::kDecode && e->decode != from) return;
     count(fallbacks, m.reason);
-    e->state = State::kDecode;
+    taken_over(*e, from);
 }
 
 }  // namespace baton::pd

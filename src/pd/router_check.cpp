@@ -58,6 +58,7 @@ std::optional<std::string> Router::Impl::check_entry(SequenceId id, const Entry&
     if (e.ahead.size() > kTokensAheadMax) return "holds too many tokens ahead";
     if (e.base > e.emitted()) return "lost tokens";
     if (e.tries >= config.attempts_max) return "too many tries";
+    if (e.state == State::kWaiting && !e.named.empty()) return "waits, but is offered to somebody";
     if (e.busy.size() > ring.size(Role::kDecode)) return "too many busy replicas";
     const bool has_prefill = e.prefill.replica.value != 0;
     const bool has_decode = e.decode.replica.value != 0;

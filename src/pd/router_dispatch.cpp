@@ -55,6 +55,7 @@ void Router::Impl::start_pair(TimeMs now, Entry& e, const ReplicaRing::Pair& pai
     e.sole = false;
     e.prefill = pair.prefill;
     e.decode = pair.decode;
+    e.named.assign(1, pair.decode);
     e.base = e.emitted();
     e.sequence.time_left_ms = std::max<int64_t>(e.deadline - now, 1);
     send(e.prefill, wire::Prefill{e.sequence, e.decode});
@@ -76,6 +77,8 @@ void Router::Impl::next_target(TimeMs now, Entry& e) {
     if (next) {
         e.state = State::kPrefill;
         e.decode = *next;
+        std::erase_if(e.named, [&](wire::ReplicaTarget d) { return d == *next || !ring.is_live(d); });
+        e.named.push_back(*next);
         send(e.prefill, wire::Retarget{e.sequence.ref, *next});
         return;
     }
@@ -151,7 +154,11 @@ void Router::Impl::retry_full_queue(TimeMs now, Entry& e, wire::ReplicaTarget fr
 /// unknown does nothing there, and P's withdrawal, or the end of its link, ends the offer.
 void Router::Impl::release_legs(Entry& e, wire::ReplicaTarget informed) {
     if (e.state == State::kWaiting) return;
-    for (const wire::ReplicaTarget leg : {e.prefill, e.decode}) {
+    std::vector<wire::ReplicaTarget> legs = std::exchange(e.named, {});
+    for (const wire::ReplicaTarget leg : {e.decode, e.prefill}) {
+        if (std::find(legs.begin(), legs.end(), leg) == legs.end()) legs.insert(legs.begin(), leg);
+    }
+    for (const wire::ReplicaTarget leg : legs) {
         if (leg.replica && leg != informed && ring.is_live(leg)) send(leg, wire::Abort{e.sequence.ref});
     }
 }

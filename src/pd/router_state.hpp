@@ -34,6 +34,7 @@ struct Router::Impl {
         State state = State::kWaiting;
         bool queued = false;      ///< in `fresh` or `recoveries`
         wire::ReplicaTarget prefill, decode;  ///< the two legs of this attempt; none: replica 0
+        std::vector<wire::ReplicaTarget> named;  ///< decode replicas this attempt was ever offered to
         ReplicaId prefer;         ///< prefill replica whose cache may have the prompt
         bool sole = false;        ///< this attempt runs on `decode` alone
         uint32_t base = 0;        ///< tokens emitted when this attempt began; the prefill leg samples that one
@@ -69,8 +70,11 @@ struct Router::Impl {
     template <class T>
     void on(TimeMs, wire::ReplicaTarget, const T&) {}  // not for the router
     void take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m);
+    void taken_over(Entry& e, wire::ReplicaTarget by);
     [[nodiscard]] bool store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m);
-    /// The entry when `ref` is its current attempt and `from` one of its legs.
+    /// The entry when `ref` is its current attempt and `from` one of its legs, or a decode replica named before: P offers
+    /// to one at a time and commits once, so whichever of them says that it has the sequence is right, even when word of
+    /// its being busy came twice or late.
     [[nodiscard]] Entry* current(wire::SeqRef ref, wire::ReplicaTarget from);
 
     // router_dispatch.cpp: decisions

@@ -192,6 +192,11 @@ class Rig {
         return out;
     }
     void done(const StepPlan& plan) {
+        for (const StepItem& item : plan.items) {
+            if (!item.progress_slot) continue;
+            const auto slot = progress.find(*item.progress_slot);
+            if (slot != progress.end()) slot->second.done_tokens = item.position + item.tokens;
+        }
         const auto sampled = compute(plan);
         core.on_step_done(now, plan, sampled);
         pump();
@@ -209,10 +214,12 @@ class Rig {
         ASSERT_GT(most, 0) << "steps without end";
     }
 
-    /// Tokens sent so far, each index once, in order.
+    /// Tokens of a sequence so far, over all attempts.
     [[nodiscard]] std::vector<TokenId> tokens(uint64_t id) const {
-        const auto it = tokens_.find(SequenceId{id});
-        return it == tokens_.end() ? std::vector<TokenId>{} : it->second;
+        std::vector<TokenId> out;
+        for (const auto& [ref, mine] : tokens_)
+            if (ref.id == SequenceId{id}) out.insert(out.end(), mine.begin(), mine.end());
+        return out;
     }
     [[nodiscard]] wire::Finish finish(uint64_t id) const {
         const auto it = finish_.find(SequenceId{id});
@@ -268,16 +275,17 @@ class Rig {
         const auto* batch = std::get_if<wire::TokenBatch>(&m);
         if (!batch) return;
         for (const auto& item : batch->items) {
-            auto& mine = tokens_[item.ref.id];
+            auto& mine = tokens_[item.ref];
             first_indices.try_emplace(item.ref.id, item.first_index);
-            EXPECT_EQ(item.first_index, first_indices[item.ref.id] + mine.size())
-                << "a token twice, or one left out";
+            const uint32_t first = first_of_.try_emplace(item.ref, item.first_index).first->second;
+            EXPECT_EQ(item.first_index, first + mine.size()) << "a token twice, or one left out";
             EXPECT_EQ(finish_[item.ref.id], wire::Finish::kNone) << "a token after the end";
             for (const auto& t : item.tokens) mine.push_back(t.id);
             finish_[item.ref.id] = item.finish;
         }
     }
-    std::map<SequenceId, std::vector<TokenId>> tokens_;
+    std::map<wire::SeqRef, std::vector<TokenId>> tokens_;
+    std::map<wire::SeqRef, uint32_t> first_of_;
     std::map<SequenceId, wire::Finish> finish_;
 };
 

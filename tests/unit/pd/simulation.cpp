@@ -251,7 +251,7 @@ void Simulation::router_tick() {
 
 void Simulation::after_router() {
     for (RouterAction& action : router_.take_actions()) {
-        if (auto* send = std::get_if<SendReplica>(&action)) to_replica(find(send->to), std::move(send->message));
+        if (auto* send = std::get_if<SendReplica>(&action)) to_replica(find(send->to), send->message);
         else if (const auto* tokens = std::get_if<Deliver>(&action)) deliver(*tokens);
         else if (const auto* over = std::get_if<End>(&action)) end(*over);
     }

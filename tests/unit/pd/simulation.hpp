@@ -186,7 +186,7 @@ class Simulation {
     [[nodiscard]] int64_t delay();
     void transmit(const ConnectionPtr& link, int to, std::function<void()> run);
     void notice(const ConnectionPtr& link, int end, int64_t after_ms, std::function<void()> run);
-    void to_replica(const ProcessPtr& p, wire::Message message);
+    void to_replica(const ProcessPtr& p, const wire::Message& message);
     void to_supervisor(const ProcessPtr& p, wire::Message message);
     void to_peer(const ProcessPtr& p, wire::ReplicaTarget peer, wire::Message message);
     void to_store(const ProcessPtr& p, wire::Message message);

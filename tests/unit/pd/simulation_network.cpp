@@ -59,15 +59,16 @@ void Simulation::break_control(const ProcessPtr& p) {
     });
 }
 
-void Simulation::to_replica(const ProcessPtr& p, wire::Message message) {
+void Simulation::to_replica(const ProcessPtr& p, const wire::Message& message) {
     if (!p || !p->control->open[0]) return;
-    auto run = [this, p, message = std::move(message)] {
+    auto run = [this, p, message] {
         input(p, [this, p, message] {
             if (trace_) note("  supervisor → " + describe(p->self) + " " + describe(message));
             p->core->on_supervisor(now_, message);
         });
     };
-    if (random_.chance(world_.replays)) in(random_.between(1, 200), [this, p, link = p->control, run] { transmit(link, 1, run); });
+    const bool replay = random_.chance(world_.replays) && !std::holds_alternative<wire::Drain>(message);
+    if (replay) in(random_.between(1, 200), [this, link = p->control, run] { transmit(link, 1, run); });
     transmit(p->control, 1, std::move(run));
 }
 
