@@ -42,7 +42,7 @@ inline void tile_dot_bf16() {
 // ---- int8 products -------------------------------------------------------------------------------------------------
 
 constexpr size_t kTileBlocks = 64;   // blocks of columns unpacked at a time: 32 KiB of bytes
-constexpr size_t kTilePanels = 8;    // panels of rows that use them meanwhile
+constexpr size_t kTilePanels = 16;   // panels of rows that use them meanwhile
 
 struct alignas(64) Unpacked {
     uint8_t q[kTileBlocks][8][64];
@@ -61,62 +61,65 @@ void unpack_blocks(const std::byte* p, size_t blocks, Unpacked& u) {
     }
 }
 
-/// Dot products of one block for 16 rows, [row][16 weights], in kI6 of both halves.
+/// A step is one block, in kI6 half a block: the dot products of 16 rows with 16 weights over columns of one scale.
 template <Packed kind>
-inline void tile_block(const int8_t* q, const uint8_t* w, int32_t* out) {
-    if constexpr (IntFormat<kind>::kHalves) {
-        tile_zero<0>();
-        tile_zero<1>();
-        tile_load<6>(q, kBlockCols);
-        tile_load<7>(w, 64);
-        tile_dot_i8<0, 6, 7>();
-        tile_load<6>(q + 16, kBlockCols);
-        tile_load<7>(w + 256, 64);
-        tile_dot_i8<1, 6, 7>();
-        tile_store<0>(out, 64);
-        tile_store<1>(out + 256, 64);
-    } else {
-        tile_zero<0>();
-        tile_load<2>(q, kBlockCols);
-        tile_load<4>(w, 64);
-        tile_dot_i8<0, 2, 4>();
-        tile_store<0>(out, 64);
-    }
+constexpr size_t steps_of_block() { return IntFormat<kind>::kHalves ? 2 : 1; }
+
+/// Tile T = the dot products of step i.
+template <Packed kind, int T>
+inline void step_start(const Unpacked& u, const int8_t* q, size_t i) {
+    constexpr size_t kPer = steps_of_block<kind>();
+    tile_zero<T>();
+    tile_load<4 + T>(q + i / kPer * kPanelBlockBytes + i % kPer * 16, kBlockCols);
+    tile_load<6 + T>(u.q[0][0] + i * (512 / kPer), 64);
+    tile_dot_i8<T, 4 + T, 6 + T>();
 }
 
-/// What fold_block does after its dot products, for 16 rows.
+/// What fold_block does after its dot products, for the 16 rows of step i.
 template <Packed kind>
-inline void tile_fold(const int32_t* dots, const float* d0, const float* d1, const float* s, VF* acc) {
-    using F = IntFormat<kind>;
-    const VF a = vf_load(d0), b = vf_load(d1);
-    BATON_UNROLL
-    for (size_t i = 0; i < 16; ++i) {
-        const VF x = vi_to_f32(_mm512_load_si512(dots + 16 * i));
-        if constexpr (F::kHalves) {
-            const VF y = vi_to_f32(_mm512_load_si512(dots + 256 + 16 * i));
-            const VF off = vf_set1(-F::kOffset), scale = vf_set1(s[4 * i]);
-            acc[i] = vf_fma(vf_fma(off, vf_set1(s[4 * i + 2]), vf_mul(x, scale)), a, acc[i]);
-            acc[i] = vf_fma(vf_fma(off, vf_set1(s[4 * i + 3]), vf_mul(y, scale)), b, acc[i]);
-        } else {
-            acc[i] = vf_fma(x, vf_mul(a, vf_set1(s[4 * i])), acc[i]);
-            acc[i] = vf_fma(b, vf_set1(s[4 * i + 1]), acc[i]);
+inline void step_fold(const Unpacked& u, const int32_t* dots, const float* meta, size_t i, VF* acc) {
+    constexpr size_t kPer = steps_of_block<kind>();
+    const float* s = meta + i / kPer * kPanelBlockMeta;
+    if constexpr (kPer == 2) {
+        const VF d = vf_load(i % 2 == 0 ? u.d0[i / 2] : u.d1[i / 2]);
+        const VF off = vf_set1(-IntFormat<kind>::kOffset);
+        const float* sum = s + 2 + i % 2;
+        BATON_UNROLL
+        for (size_t r = 0; r < 16; ++r) {
+            const VF x = vf_mul(vi_to_f32(_mm512_load_si512(dots + 16 * r)), vf_set1(s[4 * r]));
+            acc[r] = vf_fma(vf_fma(off, vf_set1(sum[4 * r]), x), d, acc[r]);
+        }
+    } else {
+        const VF d = vf_load(u.d0[i]), m = vf_load(u.d1[i]);
+        BATON_UNROLL
+        for (size_t r = 0; r < 16; ++r) {
+            const VF x = vi_to_f32(_mm512_load_si512(dots + 16 * r));
+            acc[r] = vf_fma(x, vf_mul(d, vf_set1(s[4 * r])), acc[r]);
+            acc[r] = vf_fma(m, vf_set1(s[4 * r + 1]), acc[r]);
         }
     }
 }
 
-/// One panel of rows against `blocks` unpacked blocks; sums come from and go to `sums` [16][16] between calls.
+/// One panel of rows against `blocks` unpacked blocks; sums come from and go to `sums` [16][16] between calls. Three
+/// steps are under way at a time, so that nothing waits for a tile: one in the tile unit, one being stored, one folded.
 template <Packed kind>
 void tile_panel(const Unpacked& u, size_t blocks, const int8_t* q, const float* s, float* sums) {
-    alignas(64) int32_t dots[2][512];
+    alignas(64) int32_t dots[2][256];
+    const size_t steps = blocks * steps_of_block<kind>();
     VF acc[16];
     BATON_UNROLL
     for (size_t i = 0; i < 16; ++i) acc[i] = vf_load(sums + 16 * i);
-    tile_block<kind>(q, u.q[0][0], dots[0]);
-    for (size_t b = 0; b < blocks; ++b) {
-        // The next block's tiles run while this one's sums are folded.
-        if (b + 1 < blocks) tile_block<kind>(q + (b + 1) * kPanelBlockBytes, u.q[b + 1][0], dots[(b + 1) % 2]);
-        tile_fold<kind>(dots[b % 2], u.d0[b], u.d1[b], s + b * kPanelBlockMeta, acc);
+    step_start<kind, 0>(u, q, 0);
+    for (size_t i = 0; i < steps; i += 2) {
+        if (i + 1 < steps) step_start<kind, 1>(u, q, i + 1);
+        if (i > 0) step_fold<kind>(u, dots[1], s, i - 1, acc);
+        tile_store<0>(dots[0], 64);
+        if (i + 1 == steps) break;
+        if (i + 2 < steps) step_start<kind, 0>(u, q, i + 2);
+        step_fold<kind>(u, dots[0], s, i, acc);
+        tile_store<1>(dots[1], 64);
     }
+    step_fold<kind>(u, dots[(steps - 1) % 2], s, steps - 1, acc);
     BATON_UNROLL
     for (size_t i = 0; i < 16; ++i) vf_store(sums + 16 * i, acc[i]);
 }
@@ -147,11 +150,10 @@ void tile_int_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, 
     size_t m = m0;
     if (m0 % kPanelRows == 0 && m1 - m0 >= kPanelRows) {
         TileConfig c;
+        const size_t cols = IntFormat<kind>::kHalves ? 16 : 32;
         for (int t = 0; t < 2; ++t) c.set(t, 16, 64);
-        c.set(2, 16, 32);
-        c.set(4, 8, 64);
-        c.set(6, 16, 16);
-        c.set(7, 4, 64);
+        for (int t = 4; t < 6; ++t) c.set(t, 16, cols);
+        for (int t = 6; t < 8; ++t) c.set(t, cols / 4, 64);
         tiles_on(c);
         while (m1 - m >= kPanelRows) {
             const size_t panels = least(kTilePanels, (m1 - m) / kPanelRows);

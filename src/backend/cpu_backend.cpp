@@ -8,9 +8,10 @@ namespace baton::backend {
 namespace {
 
 constexpr uint32_t kInlineRows = 4;        // fewer rows than this are not worth waking a thread for
+constexpr size_t kChunkRows = 256;
 constexpr size_t kChunkBytes = 24 * 1024;  // weights a thread claims at once when decoding
-constexpr size_t kChunkMacs = size_t{1} << 20;
-constexpr size_t kChunkRows = 128;
+constexpr size_t kChunkMacs = size_t{1} << 22;
+static_assert(CpuBackend::kPieceFloats >= 2 * kGroupRows * kChunkRows);
 
 size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -133,22 +134,26 @@ void CpuBackend::norm(const NormOp& op, uint32_t row_in, uint32_t row_out) {
 }
 
 void CpuBackend::prepare_row(ActKind kind, const float* in, size_t width, uint32_t row) {
-    if (kind == ActKind::kInt8) {
-        const size_t panel = row / kPanelRows * (width / kBlockCols), lane = row % kPanelRows;
-        kernels_.quantize_row(in, width, act_.q + panel * kPanelBlockBytes + lane * kBlockCols,
-                              act_.meta + panel * kPanelBlockMeta + lane * 4);
-    }
+    if (kind == ActKind::kInt8) quantize(in, width, width, row, 0, 0);
     if (kind == ActKind::kBF16) kernels_.bf16_row(in, width, act_.bf16 + row * width);
 }
 
-ActView CpuBackend::act_view(const float* in, size_t width) const {
-    return {act_.q, act_.meta, act_.bf16, in, width};
+/// Columns [col, col + n) of one row of a buffer that is `width` wide, all multiples of a block.
+void CpuBackend::quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col, int side) {
+    const size_t lane = row % kPanelRows;
+    const size_t at = row / kPanelRows * (width / kBlockCols) + col / kBlockCols;
+    kernels_.quantize_row(in, n, act_.q[side] + at * kPanelBlockBytes + lane * kBlockCols,
+                          act_.meta[side] + at * kPanelBlockMeta + lane * 4);
+}
+
+ActView CpuBackend::act_view(const float* in, size_t width, int side) const {
+    return {act_.q[side], act_.meta[side], act_.bf16, in, width};
 }
 
 void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progress& progress) {
     const size_t width = slot_width(program_.shape, stage.in);
     const auto rows = static_cast<uint32_t>(rows_.size());
-    bool wants[3] = {};
+    bool wants[3] = {};  // ways to prepare the input
     size_t groups = 0, bytes = 0;
     for (const Product& p : stage.products) {
         wants[static_cast<size_t>(kernels_.act_kind(p.weight.kind))] = true;
@@ -157,47 +162,67 @@ void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progres
     }
     bool appends = false;
     for (const RowOp& op : stage.before) appends = appends || std::holds_alternative<AppendOp>(op);
-    each_row(rows, progress, [&](uint32_t row) {
+    if (!stage.in_ready) each_row(rows, progress, [&](uint32_t row) {
         for (const RowOp& op : stage.before) row_op(op, layer, row);
         for (size_t k = 0; k < 2; ++k)
             if (wants[k]) prepare_row(static_cast<ActKind>(k), slot(stage.in, row), width, row);
     });
     if (appends) progress.layer = layer, progress.pending = true;
     if (stage.swiglu) groups /= 2;
-    const size_t unit_bytes = bytes / groups;
-    const size_t unit_macs = std::min<size_t>(rows, kChunkRows) * width * kGroupRows;
+    const size_t chunk_rows = std::min<size_t>(rows, kChunkRows);
     const size_t fill = ceil_div(groups, size_t{pool_.threads()} * 2);
-    const size_t per_chunk =
-        std::clamp<size_t>(rows > 1 ? kChunkMacs / unit_macs : kChunkBytes / unit_bytes, 1, fill);
+    size_t per_chunk = std::clamp<size_t>(
+        rows > 1 ? kChunkMacs / (chunk_rows * width * kGroupRows) : kChunkBytes / (bytes / groups), 1, fill);
+    if (stage.swiglu) {
+        // Whole blocks of 32 columns, and what fits a thread's pieces.
+        per_chunk = std::min(per_chunk, kPieceFloats / (chunk_rows * kGroupRows));
+        per_chunk = std::max<size_t>(2, per_chunk / 2 * 2);
+    }
     const size_t n_chunks = ceil_div(groups, per_chunk), m_chunks = ceil_div(rows, kChunkRows);
     pool_.run(
         static_cast<uint32_t>(n_chunks * m_chunks),
-        [&](uint32_t chunk, uint32_t) {
-            const size_t n = chunk / m_chunks, m = chunk % m_chunks * kChunkRows;
-            products_chunk(stage, n * per_chunk, std::min(groups, (n + 1) * per_chunk), m,
-                           std::min<size_t>(rows, m + kChunkRows));
+        [&](uint32_t chunk, uint32_t thread) {
+            const size_t n = chunk / m_chunks * per_chunk, end = std::min(groups, n + per_chunk);
+            const size_t m = chunk % m_chunks * kChunkRows, m_end = std::min<size_t>(rows, m + kChunkRows);
+            if (stage.swiglu) gate_up_chunk(stage, n, end, m, m_end, thread);
+            else products_chunk(stage, n, end, m, m_end);
         },
         progress);
 }
 
 /// Groups [first, last), counted through all products of the stage, for rows [m0, m1).
 void CpuBackend::products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1) {
-    const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in));
+    const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in), stage.in_ready ? 1 : 0);
     size_t base = 0;
     for (const Product& p : stage.products) {
-        const size_t g0 = std::max(first, base) - base;
-        const size_t g1 = std::min(last, base + p.weight.groups);
-        if (g1 > base + g0) {
+        const size_t g0 = std::max(first, base), g1 = std::min(last, base + p.weight.groups);
+        if (g0 < g1) {
             const OutView out{slot(p.out, 0), p.weight.rows, p.bias.empty() ? nullptr : p.bias.data(), p.add};
-            kernels_.gemm(p.weight.view(), g0, g1 - base, a, m0, m1, out);
+            kernels_.gemm(p.weight.view(), g0 - base, g1 - base, a, m0, m1, out);
         }
-        if (!stage.swiglu) base += p.weight.groups;
+        base += p.weight.groups;
     }
-    if (!stage.swiglu) return;
-    const size_t n0 = first * kGroupRows, n = std::min<size_t>(last * kGroupRows, program_.shape.ffn) - n0;
+}
+
+/// kAct for rows [m0, m1) and the columns of groups [first, last); gate and up stay in the thread's pieces.
+void CpuBackend::gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1,
+                               uint32_t thread) {
+    const size_t ffn = program_.shape.ffn, n0 = first * kGroupRows, ld = (last - first) * kGroupRows;
+    const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in));
+    float* piece[2];
+    for (size_t i = 0; i < 2; ++i) {
+        const Product& p = stage.products[i];
+        piece[i] = act_.pieces + (2 * thread + i) * kPieceFloats;
+        const OutView out{piece[i], ld, p.bias.empty() ? nullptr : p.bias.data(), false, m0, n0};
+        kernels_.gemm(p.weight.view(), first, last, a, m0, m1, out);
+    }
+    const size_t n = std::min(last * kGroupRows, ffn) - n0;
     for (size_t m = m0; m < m1; ++m) {
         const auto row = static_cast<uint32_t>(m);
-        kernels_.swiglu(slot(Slot::kGate, row) + n0, slot(Slot::kUp, row) + n0, slot(Slot::kAct, row) + n0, n);
+        float* gate = piece[0] + (m - m0) * ld;
+        float* act = stage.quantize_act ? gate : slot(Slot::kAct, row) + n0;
+        kernels_.swiglu(gate, piece[1] + (m - m0) * ld, act, n);
+        if (stage.quantize_act) quantize(act, n, ffn, row, n0, 1);
     }
 }
 

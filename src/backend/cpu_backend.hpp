@@ -21,6 +21,7 @@ namespace baton::backend {
 /// Backend on this host's cores. See backend.hpp for the contract and docs/ENGINE.md for how each stage keeps it.
 class CpuBackend final : public Backend {
   public:
+    static constexpr size_t kPieceFloats = 16384;
     [[nodiscard]] static Expected<std::unique_ptr<CpuBackend>> make(const Plan& plan, const CpuOptions& options,
                                                                     std::span<std::byte> pool);
     [[nodiscard]] const ModelShape& shape() const override { return program_.shape; }
@@ -37,9 +38,10 @@ class CpuBackend final : public Backend {
     /// Buffers of one step, allotted once for max_batch_tokens rows.
     struct Activations {
         std::array<float*, static_cast<size_t>(Slot::kCount)> slot;
-        int8_t* q;
-        float* meta;
+        int8_t* q[2];  ///< [0] of any stage, [1] of the stage after gate and up
+        float* meta[2];
         uint16_t* bf16;
+        float* pieces;  ///< two pieces of gate and up a thread
         float* cos;
         float* sin;
     };
@@ -59,9 +61,11 @@ class CpuBackend final : public Backend {
     void norm(const NormOp& op, uint32_t row_in, uint32_t row_out);
     void run_products(uint32_t layer, const ProductStage& stage, Progress& progress);
     void products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1);
+    void gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1, uint32_t thread);
     void head(const Batch& batch, std::span<float> logits);
     void prepare_row(ActKind kind, const float* in, size_t width, uint32_t row);
-    [[nodiscard]] ActView act_view(const float* in, size_t width) const;
+    void quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col, int side);
+    [[nodiscard]] ActView act_view(const float* in, size_t width, int side = 0) const;
     /// Calls fn(row) for rows [0, rows): on the caller when there are few, else spread over the threads.
     template <class Fn>
     void each_row(uint32_t rows, Progress& progress, const Fn& fn);

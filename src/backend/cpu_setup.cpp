@@ -157,14 +157,19 @@ Expected<void> CpuBackend::allot() {
         width_max = std::max(width_max, width);
         slots[i] = take(rows * width * sizeof(float));
     }
-    const size_t q = take(rows * width_max), meta = take(rows * width_max / 8 * sizeof(float) + 64);
+    const size_t q[2] = {take(rows * width_max), take(rows * s.ffn)};
+    const size_t meta[2] = {take((rows * width_max / 8 + 16) * sizeof(float)), take((rows * s.ffn / 8 + 16) * sizeof(float))};
+    const size_t pieces = take(2 * kPieceFloats * pool_.threads() * sizeof(float));
     const size_t bf16 = take(rows * width_max * sizeof(uint16_t));
     const size_t half = rows * s.head_dim / 2 * sizeof(float), cos = take(half), sin = take(half);
     BATON_TRY_ASSIGN(memory_, Buffer::make(bytes, "activations"));
     std::byte* base = memory_.data();
     for (size_t i = 0; i < slots.size(); ++i) act_.slot[i] = reinterpret_cast<float*>(base + slots[i]);
-    act_.q = reinterpret_cast<int8_t*>(base + q);
-    act_.meta = reinterpret_cast<float*>(base + meta);
+    for (size_t i = 0; i < 2; ++i) {
+        act_.q[i] = reinterpret_cast<int8_t*>(base + q[i]);
+        act_.meta[i] = reinterpret_cast<float*>(base + meta[i]);
+    }
+    act_.pieces = reinterpret_cast<float*>(base + pieces);
     act_.bf16 = reinterpret_cast<uint16_t*>(base + bf16);
     act_.cos = reinterpret_cast<float*>(base + cos);
     act_.sin = reinterpret_cast<float*>(base + sin);

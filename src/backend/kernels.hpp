@@ -44,12 +44,14 @@ inline constexpr size_t kPanelRows = 16;
 inline constexpr size_t kPanelBlockBytes = kPanelRows * kBlockCols;
 inline constexpr size_t kPanelBlockMeta = kPanelRows * 4;
 
-/// Where results go: data[row · ld + n] = (add ? old : 0) + (value + bias[n]).
+/// Where results go: data[(row - row0) · ld + n - col0] = (add ? old : 0) + (value + bias[n]).
 struct OutView {
     float* data;
     size_t ld;
     const float* bias;  ///< null: none
     bool add;
+    size_t row0 = 0;
+    size_t col0 = 0;
 };
 
 /// A unit is at most 16 consecutive tokens of one page; a tile is up to 4 consecutive units.

@@ -97,7 +97,7 @@ inline VF fold_block(const IntBlock& b, const int8_t* q, const float* s, VF acc)
 
 inline void write_out(const OutView& out, size_t row, size_t n0, size_t n, VF v) {
     if (out.bias != nullptr) v = vf_add(v, vf_load_n(out.bias + n0, n));
-    float* p = out.data + row * out.ld + n0;
+    float* p = out.data + (row - out.row0) * out.ld + (n0 - out.col0);
     if (out.add) v = vf_add(vf_load_n(p, n), v);
     vf_store_n(p, v, n);
 }

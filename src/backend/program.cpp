@@ -69,7 +69,8 @@ class LayerLowering {
     Expected<void> operator()(const SwiGlu&) {
         auto* last = stages_.empty() ? nullptr : std::get_if<ProductStage>(&stages_.back());
         if (last != nullptr && last->products.size() == 2 && last->products[0].out == Slot::kGate &&
-            last->products[1].out == Slot::kUp && last->in != Slot::kAct && !last->swiglu) {
+            last->products[1].out == Slot::kUp && last->in != Slot::kAct && !last->swiglu &&
+            !last->products[0].add && !last->products[1].add) {
             last->swiglu = true;
             return {};
         }
@@ -77,6 +78,7 @@ class LayerLowering {
     }
     Expected<std::vector<Stage>> finish() {
         if (appends_ != 1) return invalid("a layer must append its keys and values once");
+        for (size_t i = 0; i + 1 < stages_.size(); ++i) link(stages_[i], stages_[i + 1]);
         return std::move(stages_);
     }
 
@@ -88,6 +90,32 @@ class LayerLowering {
     std::vector<RowOp>& rows() {
         if (stages_.empty() || !std::holds_alternative<RowStage>(stages_.back())) stages_.emplace_back(RowStage{});
         return std::get<RowStage>(stages_.back()).ops;
+    }
+    /// Lets a gate-and-up stage hand its result over as int8 where the next stage is all that reads it.
+    void link(Stage& first, Stage& second) const {
+        auto* from = std::get_if<ProductStage>(&first);
+        auto* to = std::get_if<ProductStage>(&second);
+        if (from == nullptr || to == nullptr || !from->swiglu || to->in != Slot::kAct || !to->before.empty()) return;
+        for (const Product& p : to->products)
+            if (p.weight.kind >= Packed::kBF16) return;
+        size_t readers = 0;
+        for (const Stage& s : stages_) {
+            const auto* products = std::get_if<ProductStage>(&s);
+            if (products != nullptr && products->in == Slot::kAct) ++readers;
+            if (reads_act(s)) return;
+        }
+        if (readers == 1) from->quantize_act = to->in_ready = true;
+    }
+    static bool reads_act(const Stage& stage) {
+        const std::vector<RowOp>* ops = nullptr;
+        if (const auto* rows = std::get_if<RowStage>(&stage)) ops = &rows->ops;
+        if (const auto* products = std::get_if<ProductStage>(&stage)) ops = &products->before;
+        if (ops == nullptr) return false;
+        for (const RowOp& op : *ops) {
+            const auto* norm = std::get_if<NormOp>(&op);
+            if (norm != nullptr && norm->in == Slot::kAct) return true;
+        }
+        return false;
     }
     /// The stage a product joins: the last one if it reads the same slot and neither writes what the other uses.
     ProductStage& stage_for(const MatMul& s) {

@@ -38,12 +38,15 @@ struct RowStage {
     std::vector<RowOp> ops;
 };
 /// Row work, then products that all read `in`, in one pass over the weights. With `swiglu` the two products are gate
-/// and up, and kAct is computed as soon as a piece of both is there.
+/// and up, and kAct is computed as soon as a piece of both is there, without storing them. With `quantize_act` that
+/// piece is not stored either, but prepared as the int8 input of the next stage, which has `in_ready`.
 struct ProductStage {
     std::vector<RowOp> before;
     Slot in;
     std::vector<Product> products;
     bool swiglu = false;
+    bool quantize_act = false;
+    bool in_ready = false;
 };
 struct AttentionStage {};
 using Stage = std::variant<RowStage, ProductStage, AttentionStage>;
