@@ -11,6 +11,7 @@
 #include "baton/base/digest.hpp"
 #include "xavier/doorbell.hpp"
 #include "xavier/layout.hpp"
+#include "xavier/page_copy.hpp"
 
 namespace baton::xavier {
 namespace {
@@ -122,7 +123,7 @@ void PoolFile::initialise() {
 
 void PoolFile::open_progress(const pd::OpenProgress& open) {
     BATON_CHECK(open.slot < progress_slots_ && open.blocks.size() == open.generations.size());
-    BATON_CHECK(open.tokens <= kProgressTokensMax && open.offer);
+    BATON_CHECK(open.tokens <= kProgressTokensMax && open.done_tokens <= open.tokens && open.offer);
     for (size_t i = 0; i < open.blocks.size(); ++i) set_generation(open.blocks[i], open.generations[i]);
     {
         const std::lock_guard lock(mutex_);
@@ -131,7 +132,7 @@ void PoolFile::open_progress(const pd::OpenProgress& open) {
     }
     const Slot slot = slot_at(base_, plan_, open.slot);
     slot.offer().store(0, std::memory_order_release);
-    slot.progress().store(0, std::memory_order_release);
+    slot.progress().store(pack({open.done_tokens, open.done_tokens, layout_.layers}), std::memory_order_release);
     slot.offer().store(open.offer.value, std::memory_order_release);
 }
 
@@ -152,6 +153,10 @@ void PoolFile::set_progress(uint32_t slot, uint32_t chunk_begin, uint32_t chunk_
     BATON_CHECK(slot < progress_slots_ && chunk_begin <= chunk_end && chunk_end <= kProgressTokensMax);
     // Release: whoever sees this word sees the pages it speaks of.
     slot_at(base_, plan_, slot).progress().store(pack({chunk_begin, chunk_end, layers}), std::memory_order_release);
+    // Readers take a chunk's layers in lumps: waking them for less would only cost the computing threads.
+    const uint64_t layer_bytes = uint64_t{chunk_end - chunk_begin} * pair_bytes(layout_) / layout_.block_tokens;
+    const bool lump = layers > 0 && layers * layer_bytes / kCoalesceBytes > (layers - 1) * layer_bytes / kCoalesceBytes;
+    if (layers < layout_.layers && !lump) return;
     ring(reinterpret_cast<uint32_t*>(base_ + kDoorbellOffset));
 }
 

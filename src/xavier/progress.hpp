@@ -15,6 +15,9 @@ struct Progress {
     friend bool operator==(const Progress&, const Progress&) = default;
 };
 
+/// Pages are taken when this much is ready, or the chunk is done: a wake-up for less costs more than it hides.
+inline constexpr uint64_t kCoalesceBytes = 256 * 1024;
+
 /// One atomic word: begin in bits 0..23, end in 24..47, layers in 48..63.
 [[nodiscard]] constexpr uint64_t pack(Progress p) {
     return uint64_t{p.begin} | (uint64_t{p.end} << 24) | (uint64_t{p.layers} << 48);

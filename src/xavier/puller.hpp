@@ -20,8 +20,6 @@
 
 namespace baton::xavier {
 
-/// Pages are taken when this much is ready, or the chunk is done: a wake-up for less costs more than it hides.
-inline constexpr uint64_t kCoalesceBytes = 256 * 1024;
 /// Bytes copied for one pull before the others get their turn and cancels are looked at.
 inline constexpr uint64_t kCopySliceBytes = 1024 * 1024;
 /// Bytes of pages in one tcp extent.

@@ -30,10 +30,13 @@ class SharedPool {
     [[nodiscard]] virtual int fd() const = 0;
 
     // Engine thread (the only writer).
+    /// close_progress() may wait a millisecond for an extent being sent; afterwards this process reads the offer's blocks
+    /// no more, and a reader elsewhere discards what it copied.
     virtual void open_progress(const pd::OpenProgress& open) = 0;
     virtual void close_progress(const pd::CloseProgress& close) = 0;
     /// All layers below `layers` of the chunk [chunk_begin, chunk_end) of that slot's sequence are in the pool; chunks
-    /// before it are complete. Wakes waiting readers in this and in other processes.
+    /// before it are complete. Wakes waiting readers in this and in other processes when a lump worth copying, or the
+    /// chunk, is done.
     virtual void set_progress(uint32_t slot, uint32_t chunk_begin, uint32_t chunk_end, uint32_t layers) = 0;
     /// Mirrors a block's generation for readers.
     virtual void set_generation(BlockId block, Generation generation) = 0;
@@ -55,7 +58,8 @@ class SharedPool {
 class TransferThread {
   public:
     struct Callbacks {
-        std::function<void(pd::PullResult)> pull_done;                  ///< any thread
+        // All on the transfer thread; they must not wait for it.
+        std::function<void(pd::PullResult)> pull_done;
         std::function<void(uint64_t pull, bool equal)> pull_verified;
         std::function<void(uint64_t copy, bool ok)> store_copied;
     };
@@ -63,9 +67,14 @@ class TransferThread {
     virtual ~TransferThread() = default;  ///< joins
 
     /// D: a linked prefill peer. shm: `map` is its pool's descriptor; tcp: pulls go over `link`.
+    /// kUnsupported when its pages do not match, kCorrupt when the file is not what the layout says. `progress_slots` 0
+    /// takes the file's word for it. A source of the same peer is replaced.
     virtual Expected<void> add_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots,
                                       std::optional<UniqueFd> map, std::shared_ptr<net::Connection> link) = 0;
+    /// Its pulls end with "peer_lost".
     virtual void remove_source(wire::ReplicaTarget peer) = 0;
+    /// Ends with exactly one pull_done. Reasons beside those of pd::PullResult: "invalid" (the offer or an extent makes no
+    /// sense), "internal" (out of memory), "planted".
     virtual void start_pull(const pd::StartPull& pull) = 0;
     virtual void cancel_pull(uint64_t pull) = 0;
     virtual void verify_pull(const pd::VerifyPull& verify) = 0;

@@ -84,7 +84,7 @@ TEST(PoolView, SeesOnlyItsOffersProgress) {
     ASSERT_TRUE(view);
     EXPECT_FALSE(view->progress(3, OfferId{1}));
     pool->open_progress({3, OfferId{1}, 10, {5, 6, 7}, {4, 4, 4}});
-    EXPECT_EQ(view->progress(3, OfferId{1}), (Progress{0, 0, 0}));
+    EXPECT_EQ(view->progress(3, OfferId{1}), (Progress{0, 0, 3}));
     pool->set_progress(3, 0, 4, 2);
     EXPECT_EQ(view->progress(3, OfferId{1}), (Progress{0, 4, 2}));
     EXPECT_FALSE(view->progress(3, OfferId{2}));
@@ -100,10 +100,25 @@ TEST(PoolView, SeesOnlyItsOffersProgress) {
     pool->close_progress({3, OfferId{1}});
     EXPECT_FALSE(view->still_valid(3, OfferId{1}, blocks, generations));
     EXPECT_FALSE(view->progress(3, OfferId{1}));
-    pool->open_progress({3, OfferId{2}, 10, {5}, {5}});
-    EXPECT_EQ(view->progress(3, OfferId{2}), (Progress{0, 0, 0}));
+    pool->open_progress({3, OfferId{2}, 10, {5}, {5}, 7});
+    EXPECT_EQ(view->progress(3, OfferId{2}), (Progress{7, 7, 3}));  // positions that were there before
     EXPECT_FALSE(view->progress(3, OfferId{1}));
     EXPECT_FALSE(view->still_valid(3, OfferId{1}, blocks, generations));
+}
+
+TEST(SharedPool, RingsForLumpsAndEndsOfChunks) {
+    // 64 KiB a layer of 16 positions: a lump is 256 KiB, 4 layers.
+    const auto layout = layout_of(PoolOrder::kBlockFirst, 8, 10, 16, 512);
+    auto pool = make_pool(layout, 1);
+    const auto* bell = static_cast<PoolFile&>(*pool).doorbell();
+    pool->open_progress({0, OfferId{1}, 32, {0, 1}, {1, 1}});
+    std::vector<uint32_t> rings;
+    for (uint32_t layer = 1; layer <= 10; ++layer) {
+        const uint32_t before = read_doorbell(bell);
+        pool->set_progress(0, 0, 16, layer);
+        if (read_doorbell(bell) != before) rings.push_back(layer);
+    }
+    EXPECT_EQ(rings, (std::vector<uint32_t>{4, 8, 10}));
 }
 
 TEST(PoolView, ProgressNeverBelongsToAnotherOffer) {
@@ -144,7 +159,7 @@ TEST(Doorbell, WakesWaitersOfSeveralWords) {
     for (int i = 0; i < 200; ++i) {
         // A read-only mapping of another pool, woken through the writable one.
         const std::vector<WaitWord> words{{own, read_doorbell(own)}, {view->doorbell(), read_doorbell(view->doorbell())}};
-        std::thread ringer([&] { b->set_progress(0, 0, 0, 0); });
+        std::thread ringer([&] { b->set_progress(0, 0, 0, 3); });
         const TimeMs begin = steady_now();
         while (read_doorbell(view->doorbell()) == words[1].seen) waiter.wait(words, 10'000'000);
         EXPECT_LT(steady_now() - begin, 5'000);

@@ -99,6 +99,26 @@ TEST(TransferShm, ManyPullsAtOnce) {
     }
 }
 
+TEST(TransferShm, WhatWasThereBeforeTheOfferIsCopied) {
+    // A prefix hit on P, or a sequence offered again to another D: no progress is ever published for it.
+    std::mt19937 rng(2);
+    Shm s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kKvFirst, 64));
+    for (const uint32_t done : {8u, 30u, 50u}) {
+        Handoff h = make_handoff(rng, *s.p, *s.d, done, 0, 50, 0);
+        for (uint32_t layer = 0; layer < 3; ++layer) write_layer(*s.p, h.open.blocks, h.sequence, layer, 0, done);
+        h.open.done_tokens = done;
+        s.p->open_progress(h.open);
+        s.thread->start_pull(h.pull);
+        for (uint32_t layer = 0; layer < 3 && done < 50; ++layer) {
+            write_layer(*s.p, h.open.blocks, h.sequence, layer, done, 50);
+            s.p->set_progress(0, done, 50, layer + 1);
+        }
+        ASSERT_TRUE(s.reports.pull(done).ok);
+        EXPECT_EQ(wrong_bytes(*s.d, h.pull.target_blocks, h.sequence, 0, 50), 0u);
+        s.p->close_progress({0, h.open.offer});
+    }
+}
+
 TEST(TransferShm, NothingToPullIsDoneAtOnce) {
     std::mt19937 rng(1);
     Shm s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64));
@@ -121,7 +141,10 @@ TEST(TransferShm, ReusedBlocksNeverPassForTheOffers) {
         s.p->open_progress(h.open);
         for (uint32_t layer = 0; layer < 4; ++layer) write_layer(*s.p, h.open.blocks, h.sequence, layer, 0, h.open.tokens);
         s.p->set_progress(0, 0, h.open.tokens, 4);
+        // Always some that end before, and some that end after the pull.
+        if (id % 8 == 0) s.p->close_progress({0, h.open.offer});
         s.thread->start_pull(h.pull);
+        if (id % 8 == 1) s.reports.pull(id);
         const TimeMs begin = steady_now();
         const int64_t until_us = steady_now_us() + static_cast<int64_t>(rng() % 2'000);
         while (steady_now_us() < until_us) std::this_thread::yield();

@@ -242,7 +242,10 @@ TEST(TransferTcp, OfferThatEndsFailsThePull) {
         t.p->open_progress(h.open);
         for (uint32_t layer = 0; layer < 4; ++layer) write_layer(*t.p, h.open.blocks, h.sequence, layer, 0, h.open.tokens);
         t.p->set_progress(0, 0, h.open.tokens, 4);
+        // Always some that end before, and some that end after the pull.
+        if (id % 8 == 0) t.p->close_progress({0, h.open.offer});
         t.d_thread->start_pull(h.pull);
+        if (id % 8 == 1) t.reports.pull(id);
         const int64_t until_us = steady_now_us() + static_cast<int64_t>(rng() % 3'000);
         while (steady_now_us() < until_us) std::this_thread::yield();
         t.p->close_progress({0, h.open.offer});
