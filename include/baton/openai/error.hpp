@@ -17,8 +17,8 @@ struct ApiError {
     std::string message;
     std::string type = "server_error";
     std::string code = "internal_error";
-    std::string param;  ///< "": null
-    std::optional<std::pair<uint64_t, uint64_t>> context;  ///< n_prompt_tokens, n_ctx
+    std::string param = {};  ///< "": null
+    std::optional<std::pair<uint64_t, uint64_t>> context = {};  ///< n_prompt_tokens, n_ctx
     int retry_after_s = 0;  ///< 0: no such header
 
     /// {"error":{message,type,param,code[,n_prompt_tokens,n_ctx]},"detail":message}
@@ -29,7 +29,7 @@ struct ApiError {
     [[nodiscard]] std::vector<std::pair<std::string, std::string>> headers() const;
 };
 
-/// The one table from ErrorCode to HTTP. kInternal and kIo messages are replaced by a general text.
+/// The one table from ErrorCode to HTTP. The message of kInternal is replaced by a general text.
 [[nodiscard]] ApiError to_api_error(const Error& error);
 /// The same with the numbers a kContextTooLong answer carries.
 [[nodiscard]] ApiError to_api_error(const Error& error, uint64_t prompt_tokens, uint64_t context_tokens);

@@ -8,7 +8,7 @@
 namespace baton::openai {
 
 /// Checks a request body against the rules every route shares, without keeping it: one JSON object, valid UTF-8, no
-/// byte order mark, no NaN or number out of range, depth at most limits::kJsonDepthMax, no key twice at the top level.
+/// byte order mark, no NaN or number out of range, depth at most limits::kJsonDepthMax, no key twice in an object.
 /// What passes may be parsed and printed by any JSON library. kInvalidArgument with the reason and byte offset; never
 /// the body's text.
 [[nodiscard]] Expected<void> check_json_object(std::string_view body);
