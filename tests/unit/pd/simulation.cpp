@@ -121,7 +121,7 @@ void Simulation::kill(const ProcessPtr& p) {
         const int other_end = p->role == Role::kPrefill ? 1 : 0;
         const ProcessPtr other = link->ends[other_end].lock();
         if (other) {
-            notice(link, other_end, random_.between(0, 30), [this, other, link, self = p->self] { lose_peer(other, link, self); });
+            notice(link, other_end, random_.between(0, world_.notice_ms), [this, other, link, self = p->self] { lose_peer(other, link, self); });
         }
     }
     p->alive = false;
@@ -224,7 +224,7 @@ void Simulation::fault() {
         case 5:
             if (p && p->alive && !frozen(*p)) {
                 break_control(p);
-                in(random_.between(60, 400), [this, p] {
+                in(2 * world_.notice_ms + random_.between(0, 300), [this, p] {
                     if (p->alive && find(p->self) == p && !p->control->open[0] && !p->control->open[1]) connect_control(p);
                 });
             }
@@ -235,7 +235,9 @@ void Simulation::fault() {
                 in(random_.between(1, 500), [this, p] { drain(p, false); });
             }
             break;
-        default: restart_store();
+        case 7: restart_store(); break;
+        default:
+            if (p && p->alive) p->control->stalled_until = std::max(p->control->stalled_until, now_ + random_.between(1, 1'000));
     }
     after_router();
     in(random_.between(1, 2 * world_.fault_every_ms), [this] { fault(); });
@@ -465,7 +467,7 @@ World draw_world(uint64_t seed) {
     w.delay_ms = random.between(0, 8);
     w.step_ms = random.between(1, 12);
     w.copy_ms = random.between(0, 6);
-    w.slow_copy_ms = random.chance(300) ? random.between(50, 800) : 0;
+    w.slow_copy_ms = random.chance(400) ? random.between(50, 800) : 0;
     w.router_tick_ms = random.between(10, 100);
     w.plans = 1 + random.below(2);
     w.input_waits_for_step = random.chance(500);
@@ -474,8 +476,10 @@ World draw_world(uint64_t seed) {
     w.arrivals_ms = random.between(0, 80);
     w.faults_until_ms = random.between(400, 1'800);
     w.fault_every_ms = random.between(20, 400);
-    const uint32_t usual[8] = {10, 10, 1, 10, 8, 4, 4, 3};
-    for (size_t i = 0; i < 8; ++i) w.weights[i] = random.chance(700) ? usual[i] : 0;
+    w.cancel_ms = random.chance(700) ? 10 : random.between(20, 300);
+    w.notice_ms = random.chance(600) ? 30 : random.between(50, 1'000);
+    const uint32_t usual[9] = {10, 10, 1, 10, 8, 4, 4, 3, 6};
+    for (size_t i = 0; i < 9; ++i) w.weights[i] = random.chance(700) ? usual[i] : 0;
     w.weights[0] += 1;
     const auto now_and_then = [&](uint32_t per_mille) { return random.chance(300) ? random.below(per_mille) : 0; };
     w.step_fails = now_and_then(60);

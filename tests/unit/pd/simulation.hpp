@@ -50,6 +50,8 @@ struct World {
     int64_t step_ms = 4;       ///< longest step
     int64_t copy_ms = 3;       ///< longest pause between two copied blocks
     int64_t slow_copy_ms = 0;  ///< now and then a copy pauses that long
+    int64_t cancel_ms = 10;    ///< longest time until the mover hears of a cancellation
+    int64_t notice_ms = 30;    ///< longest time until an end notices a closed link
     int64_t router_tick_ms = 50;
     uint32_t plans = 1;        ///< plans under way at once
     bool input_waits_for_step = true;
@@ -57,7 +59,7 @@ struct World {
     bool calm = false;           ///< no faults, aborts or short deadlines: every request must succeed
     int64_t fault_every_ms = 200;
     int64_t faults_until_ms = 1'500;
-    uint32_t weights[8]{};  ///< of kinds of faults, see Simulation::fault
+    uint32_t weights[9]{};  ///< of kinds of faults, see Simulation::fault
     uint32_t step_fails = 0, pull_fails = 0, replays = 0, aborts = 0, deadlines = 0;  ///< per mille
     int64_t arrivals_ms = 40;  ///< longest pause between two requests
     ReplicaCore::Faults planted;

@@ -4,12 +4,6 @@
 
 // Links of the simulation: streams that keep their order, break as a whole, stall, and are told of late.
 namespace baton::pd::sim {
-namespace {
-
-constexpr int64_t kNoticeMs = 30;  // longest time until an end notices a closed link
-
-}  // namespace
-
 int64_t Simulation::delay() { return random_.between(0, world_.delay_ms); }
 
 /// Brings something to end `to`, after all that was sent there before.
@@ -49,12 +43,12 @@ void Simulation::connect_control(const ProcessPtr& p) {
 void Simulation::break_control(const ProcessPtr& p) {
     const ConnectionPtr link = p->control;
     if (link->broken) return;
-    notice(link, 0, random_.between(0, kNoticeMs), [this, p] {
+    notice(link, 0, random_.between(0, world_.notice_ms), [this, p] {
         if (trace_) note("down " + describe(p->self));
         router_.replica_down(now_, p->self);
         after_router();
     });
-    notice(link, 1, random_.between(0, kNoticeMs), [this, p] {
+    notice(link, 1, random_.between(0, world_.notice_ms), [this, p] {
         input(p, [this, p] { p->core->on_supervisor_lost(now_); });
     });
 }
@@ -142,9 +136,9 @@ void Simulation::break_link(const ConnectionPtr& link) {
     const ProcessPtr decode = link->ends[1].lock();
     if (!prefill || !decode || link->broken) return;
     if (trace_) note("break " + describe(prefill->self) + " " + describe(decode->self));
-    notice(link, 0, random_.between(0, kNoticeMs), [this, prefill, link, peer = decode->self] { lose_peer(prefill, link, peer); });
-    notice(link, 1, random_.between(0, kNoticeMs), [this, decode, link, peer = prefill->self] { lose_peer(decode, link, peer); });
-    in(random_.between(30, 600), [this, prefill, decode] { connect_pair(prefill, decode); });
+    notice(link, 0, random_.between(0, world_.notice_ms), [this, prefill, link, peer = decode->self] { lose_peer(prefill, link, peer); });
+    notice(link, 1, random_.between(0, world_.notice_ms), [this, decode, link, peer = prefill->self] { lose_peer(decode, link, peer); });
+    in(world_.notice_ms + random_.between(0, 500), [this, prefill, decode] { connect_pair(prefill, decode); });
 }
 
 void Simulation::lose_peer(const ProcessPtr& p, const ConnectionPtr& link, wire::ReplicaTarget peer) {
@@ -202,8 +196,8 @@ void Simulation::connect_store(const ProcessPtr& p) {
 void Simulation::break_store(const ProcessPtr& p) {
     if (!p->store_link) return;
     const ConnectionPtr link = p->store_link;
-    notice(link, 0, random_.between(0, kNoticeMs), [this, store = p->store, owner = p->store_owner] { store->index.owner_gone(now_, owner); });
-    notice(link, 1, random_.between(0, kNoticeMs), [this, p] {
+    notice(link, 0, random_.between(0, world_.notice_ms), [this, store = p->store, owner = p->store_owner] { store->index.owner_gone(now_, owner); });
+    notice(link, 1, random_.between(0, world_.notice_ms), [this, p] {
         input(p, [this, p] { p->core->on_store_up(now_, false); });
         in(random_.between(10, 300), [this, p] { connect_store(p); });
     });

@@ -61,7 +61,7 @@ void Simulation::perform(const ProcessPtr& p, Action& action) {
         const auto found = p->pulls.find(cancel->pull);
         if (found == p->pulls.end()) return;
         // Until the mover hears of it, it goes on writing.
-        in(random_.between(0, 10), [this, p, pull = found->second] {
+        in(random_.between(0, world_.cancel_ms), [this, p, pull = found->second] {
             pull->cancelled = true;
             kick(p, pull, random_.between(0, 2));
         });
@@ -152,7 +152,7 @@ void Simulation::tick(const ProcessPtr& p) {
 // ---- pulls --------------------------------------------------------------------------------------------------------------
 
 int64_t Simulation::copy_pause() {
-    if (world_.slow_copy_ms > 0 && random_.chance(20)) return random_.between(0, world_.slow_copy_ms);
+    if (world_.slow_copy_ms > 0 && random_.chance(60)) return random_.between(0, world_.slow_copy_ms);
     return random_.between(0, world_.copy_ms);
 }
 
