@@ -217,12 +217,29 @@ void attend_merge(float* m, float* l, float* acc, const float* from_m, const flo
         vf_store(acc + d, vf_fma(vf_load(from_acc + d), vb, vf_mul(vf_load(acc + d), va)));
 }
 
-template <bool kPairs>
-void attend_finish(const float* acc, float l, float* out, size_t head_dim) {
-    for (size_t d = 0; d < head_dim; ++d) {
-        // Pair order: of 32 columns, those with bit 2 clear lie in the first half.
-        const size_t c = d % 32;
-        const size_t from = kPairs ? d - c + ((c & 4) != 0 ? 16 : 0) + 4 * (c / 8) + c % 4 : d;
-        out[d] = acc[from] / l + 0.0f;
+#ifdef __AVX512BF16__
+/// Pair order: of 32 columns, those with bit 2 clear lie in the first half.
+void attend_finish_pairs(const float* acc, float l, float* out, size_t head_dim) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    const VF lv = vf_set1(l), zero = vf_zero();
+    for (size_t d = 0; d < head_dim; d += 32) {
+        const VF x = vf_add(vf_div(vf_load(acc + d), lv), zero);
+        const VF y = vf_add(vf_div(vf_load(acc + d + 16), lv), zero);
+        vf_store_n(out + d, _mm512_permutex2var_ps(x, low, y), least(16, head_dim - d));
+        if (head_dim - d > 16)
+            vf_store_n(out + d + 16, _mm512_permutex2var_ps(x, high, y), least(16, head_dim - d - 16));
+    }
+}
+#endif
+
+void attend_finish(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
+#ifdef __AVX512BF16__
+    if (!kv_f32) return attend_finish_pairs(acc, l, out, head_dim);
+#endif
+    static_cast<void>(kv_f32);
+    for (size_t d = 0; d < head_dim; d += 16) {
+        const VF x = vf_add(vf_div(vf_load(acc + d), vf_set1(l)), vf_zero());
+        vf_store_n(out + d, x, least(16, head_dim - d));
     }
 }

@@ -11,15 +11,9 @@ namespace {
 #include "backend/attend_body.inl"
 #undef BATON_UNROLL
 
-void attend_finish_any(const float* acc, float l, float* out, size_t head_dim, bool kv_f32) {
-    if (kHasBf16Dot && !kv_f32) {
-        attend_finish<true>(acc, l, out, head_dim);
-    } else {
-        attend_finish<false>(acc, l, out, head_dim);
-    }
-}
-
-constexpr Kernels kKernels{"avx2", "avx2", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish_any};
+constexpr Kernels kKernels{
+    "avx2", "avx2", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish,
+};
 }  // namespace
 
 const Kernels& kernels_avx2() { return kKernels; }

@@ -218,6 +218,8 @@ void float_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, siz
         size_t m = m0;
         if (wide) {
             for (; m + kFloatRows <= m1; m += kFloatRows) float_tile<kind, kFloatRows, kWide>(w, g, a, m, out);
+            if constexpr (kFloatRows > 2)
+                for (; m + 2 <= m1; m += 2) float_tile<kind, 2, kWide>(w, g, a, m, out);
             for (; m < m1; ++m) float_tile<kind, 1, kWide>(w, g, a, m, out);
             g += kWide;
         } else {
@@ -254,7 +256,7 @@ void quantize_row(const float* in, size_t n, int8_t* q, float* meta) {
     for (size_t b = 0; b < n / kBlockCols; ++b, in += 32, q += kPanelBlockBytes, meta += kPanelBlockMeta) {
         const VF x0 = vf_load(in), x1 = vf_load(in + 16);
         const float top = vf_top(vf_max(vf_abs(x0), vf_abs(x1)));
-        const float s = top / 127.0f;
+        const float s = top * (1.0f / 127.0f);
         // 127 / top overflows for a denormal top; such a block counts as zero.
         const VF inverse = vf_set1(s > 1e-37f ? 127.0f / top : 0.0f);
         const int32_t sum0 = vf_store_i8(q, vf_mul(x0, inverse));
