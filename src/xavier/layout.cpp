@@ -41,7 +41,7 @@ std::string difference(const kv::PoolLayout& a, const kv::PoolLayout& b) {
 Expected<void> check_layout(const kv::PoolLayout& l) {
     if (l.order != kv::PoolOrder::kBlockFirst && l.order != kv::PoolOrder::kKvFirst)
         return fail(ErrorCode::kUnsupported, "KV layout is not described: which axis blocks lie on is unknown");
-    if (l.dtype > 1) return fail(ErrorCode::kUnsupported, "KV layout: unknown dtype " + std::to_string(l.dtype));
+    if (l.dtype > 2) return fail(ErrorCode::kUnsupported, "KV layout: unknown dtype " + std::to_string(l.dtype));
     BATON_TRY(check_range("layers", l.layers, kLayersMax));
     BATON_TRY(check_range("kv_heads", l.kv_heads, kHeadsMax));
     BATON_TRY(check_range("head_dim", l.head_dim, kHeadDimMax));
