@@ -179,7 +179,7 @@ void add_bench(CLI::App& app, Options& o) {
     serve->add_option("--api-key", o.server.api_key, "bearer key");
     serve->add_option("--requests", s.requests, "number of requests")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--rate", s.rate, "requests a second, Poisson arrivals; 0: fixed concurrency")->check(CLI::NonNegativeNumber);
-    serve->add_option("--concurrency", s.concurrency, "requests in flight at most")->check(CLI::Range(1u, 4096u));
+    serve->add_option("--concurrency", s.concurrency, "requests in flight; default 8, with --rate at most 512")->check(CLI::Range(0u, 2048u));
     serve->add_option("--input-tokens", s.input_tokens, "of a generated prompt, about")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--output-tokens", s.output_tokens, "of each answer")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--prefix-share", s.prefix_share, "part of each prompt that all share")->check(CLI::Range(0.0, 1.0));

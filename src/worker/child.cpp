@@ -20,6 +20,8 @@ extern char** environ;
 namespace baton::worker {
 namespace {
 
+constexpr size_t kPipeBytesMax = 64 * 1024;  // what a pipe holds
+
 std::string os_error(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 /// The environment of the child: ours without our own settings, then what the spec adds.
@@ -139,12 +141,20 @@ void Child::watch() {
                      });
 }
 
+/// Waits for bytes and reads them itself, so that none are ever in a handler's hands when drain() reads the rest.
 void Child::read_output() {
-    output_.async_read_some(boost::asio::buffer(chunk_),
-                            [self = shared_from_this()](const boost::system::error_code& error, size_t bytes) {
-                                if (bytes > 0) self->take_output(bytes);
-                                if (!error) self->read_output();
-                            });
+    output_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                       [self = shared_from_this()](const boost::system::error_code& error) {
+                           if (error || self->reaped_) return;
+                           if (self->read_chunk()) self->read_output();
+                       });
+}
+
+/// False at the end of the output.
+bool Child::read_chunk() {
+    const ssize_t n = ::read(output_.native_handle(), chunk_.data(), chunk_.size());
+    if (n > 0) take_output(static_cast<size_t>(n));
+    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 void Child::take_output(size_t bytes) {
@@ -167,11 +177,9 @@ void Child::forward_lines(bool all) {
 void Child::drain() {
     boost::system::error_code ignored;
     output_.cancel(ignored);
-    for (int i = 0; i < 16; ++i) {
-        const ssize_t n = ::read(output_.native_handle(), chunk_.data(), chunk_.size());
-        if (n <= 0) break;
-        take_output(static_cast<size_t>(n));
-    }
+    pollfd p{output_.native_handle(), POLLIN, 0};
+    for (size_t left = kPipeBytesMax / chunk_.size(); left > 0 && ::poll(&p, 1, 0) == 1; --left)
+        if (!read_chunk()) break;
     if (!line_.empty()) forward_lines(true);
     output_.close(ignored);
     if (tail_.size() > kOutputTailBytes) tail_.erase(0, tail_.size() - kOutputTailBytes);

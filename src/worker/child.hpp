@@ -48,6 +48,7 @@ class Child : public std::enable_shared_from_this<Child> {
   private:
     void watch();
     void read_output();
+    [[nodiscard]] bool read_chunk();
     void take_output(size_t bytes);
     void forward_lines(bool all);
     void drain();

@@ -12,7 +12,7 @@ struct BenchServeOptions {
     std::string api_key;
     uint32_t requests = 100;
     double rate = 0;                ///< requests a second, Poisson arrivals (open loop); 0: `concurrency` decides
-    uint32_t concurrency = 8;       ///< requests in flight (closed loop); with `rate`, the bound of open ones
+    uint32_t concurrency = 0;       ///< requests in flight; 0: 8 in the closed loop, at most 512 in the open one
     uint32_t input_tokens = 128;    ///< about that many a prompt
     uint32_t output_tokens = 64;
     double prefix_share = 0;        ///< 0…1: the part of each prompt that all share
