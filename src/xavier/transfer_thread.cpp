@@ -115,7 +115,8 @@ class Thread final : public TransferThread {
             words.assign(1, {&bell_, read_doorbell(&bell_)});
             puller_.add_doorbells(words);
             server_.add_doorbells(words);
-            if (handle_commands() || work()) continue;
+            const bool handled = handle_commands();
+            if (work() || handled) continue;
             waiter_.wait(words, wait_us());
         }
         puller_.fail_all("cancelled");
@@ -155,7 +156,11 @@ class Thread final : public TransferThread {
             const std::lock_guard lock(mutex_);
             commands.swap(commands_);
         }
-        for (Command& c : commands) guarded([&] { handle(c); });
+        for (Command& c : commands) {
+            guarded([&] { handle(c); });
+            // A stream of extents must not keep the others from their turn.
+            if (std::holds_alternative<Arrived>(c) && commands.size() > 1) work();
+        }
         return !commands.empty();
     }
 

@@ -47,7 +47,8 @@ class Connection {
     virtual ~Connection() = default;
     virtual void start(Handlers handlers) = 0;
     /// Queues a message. Past `Options::queue_bytes_max` of unsent bytes the connection closes (a peer that does not
-    /// read). `fds` are duplicated.
+    /// read). `fds` are duplicated; a TCP link that is given some closes. `payload` is what the message, an ExtentHeader,
+    /// says in `bytes`.
     virtual void send(const wire::Message& message, std::vector<std::byte> payload = {}, std::vector<int> fds = {}) = 0;
     /// Sends what is queued for at most a second, then closes: on_close comes with kCancelled. From now on on_message
     /// is not called. Also needed to let go of a started link: it keeps itself (and its handlers) until it is closed.

@@ -189,6 +189,14 @@ TEST(Connection, PassesDescriptorsWithTheirMessage) {
     p.end(io);
 }
 
+TEST(Connection, DescriptorsOverTcpCloseTheLink) {
+    io_context io;
+    Pair p(io, true);
+    p.b.link->send(wire::LinkHello{}, {}, {0});
+    ASSERT_TRUE(pump(io, [&] { return p.a.closed.size() == 1 && p.b.closed.size() == 1; }));
+    EXPECT_EQ(p.b.closed[0].code, ErrorCode::kUnsupported);
+}
+
 TEST(Connection, IsSilentUntilStarted) {
     io_context io;
     RunDirectory dir;
