@@ -118,8 +118,8 @@ void ReplicaCore::on_pull_done(TimeMs now, const PullResult& r) {
 void ReplicaCore::on_pull_verified(TimeMs now, uint64_t pull, bool equal) {
     impl_->pull_verified(now, pull, equal);
 }
-void ReplicaCore::on_store_copied(TimeMs, uint64_t copy, bool ok) {
-    impl_->copied(copy, ok);
+void ReplicaCore::on_store_copied(TimeMs now, uint64_t copy, bool ok) {
+    impl_->copied(now, copy, ok);
 }
 void ReplicaCore::on_tick(TimeMs now) {
     impl_->tick(now);

@@ -129,6 +129,7 @@ struct ReplicaCore::Impl {
         uint64_t store_epoch = 0;
         std::vector<BlockId> blocks;  ///< to_store: retained
         std::vector<uint32_t> slots;
+        TimeMs lease_end;             ///< from the store: what was read later may be another's
     };
 
     // Life of a leg.
@@ -209,9 +210,9 @@ struct ReplicaCore::Impl {
     void add_snapshots(Leg& leg);
     void flush_snapshots(TimeMs now);
     void on_slots(TimeMs now, const wire::StoreSlots& m);
-    void on_leased(Leg& leg, const wire::StoreSlots& m);
+    void on_leased(Leg& leg, const wire::StoreSlots& m, TimeMs asked);
     void on_allotted(StoreAsk ask, const wire::StoreSlots& m);
-    void copied(uint64_t copy, bool ok);
+    void copied(TimeMs now, uint64_t copy, bool ok);
     void loaded_from_store(const StoreTransfer& transfer, bool ok);
     void store_lost();
     void expire_asks(TimeMs now);

@@ -75,10 +75,10 @@ void ReplicaCore::Impl::on_slots(TimeMs, const wire::StoreSlots& m) {
     StoreAsk ask = std::move(it->second);
     asks.erase(it);
     if (!is_lease(m.ask)) return on_allotted(std::move(ask), m);
-    if (Leg* leg = find(ask.handle)) on_leased(*leg, m);
+    if (Leg* leg = find(ask.handle)) on_leased(*leg, m, ask.deadline + -kStoreAskTimeoutMs);
 }
 
-void ReplicaCore::Impl::on_leased(Leg& leg, const wire::StoreSlots& m) {
+void ReplicaCore::Impl::on_leased(Leg& leg, const wire::StoreSlots& m, TimeMs asked) {
     leg.lease_ask = 0;
     leg.stage = Stage::kComputing;
     const uint32_t cacheable = (leg.size() - 1) / config.block_tokens;
@@ -93,7 +93,8 @@ void ReplicaCore::Impl::on_leased(Leg& leg, const wire::StoreSlots& m) {
     StoreCopy copy{leg.copy, false, {}, slots};
     const auto first = leg.blocks.begin() + static_cast<std::ptrdiff_t>(leg.published);
     copy.blocks.assign(first, first + static_cast<std::ptrdiff_t>(slots.size()));
-    transfers[leg.copy] = {false, leg.handle, store_epoch, {}, std::move(slots)};
+    transfers[leg.copy] = {false, leg.handle,       store_epoch,
+                           {},    std::move(slots), asked + config.lease_ms};
     actions.push_back(std::move(copy));
 }
 
@@ -109,16 +110,16 @@ void ReplicaCore::Impl::on_allotted(StoreAsk ask, const wire::StoreSlots& m) {
     }
     if (copy.blocks.empty()) return;
     ++next_copy;
-    transfers[copy.copy] = {true, 0, store_epoch, copy.blocks, copy.slots};
+    transfers[copy.copy] = {true, 0, store_epoch, copy.blocks, copy.slots, kNever};
     actions.push_back(std::move(copy));
 }
 
-void ReplicaCore::Impl::copied(uint64_t copy, bool ok) {
+void ReplicaCore::Impl::copied(TimeMs now, uint64_t copy, bool ok) {
     const auto it = transfers.find(copy);
     if (it == transfers.end()) return;
     const StoreTransfer transfer = std::move(it->second);
     transfers.erase(it);
-    if (!transfer.to_store) return loaded_from_store(transfer, ok);
+    if (!transfer.to_store) return loaded_from_store(transfer, ok && now < transfer.lease_end);
     if (transfer.store_epoch == store_epoch) to_store(wire::StorePublish{transfer.slots, ok});
     pool.release_all(transfer.blocks);
 }

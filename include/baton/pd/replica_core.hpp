@@ -33,7 +33,7 @@ struct CoreConfig {
     bool prefix_cache = true;
     bool snapshots = false;         ///< publish complete blocks, read them for recovering sequences
     bool snapshot_read_always = false;
-    int64_t lease_ms = 3'000;
+    int64_t lease_ms = 3'000;       ///< of the snapshot store: what was copied from it later is void
 };
 
 /// One sequence's part of a step.
