@@ -153,7 +153,7 @@ Value macro_attr(Vm& vm, const Value& object, std::string_view name) {
     if (name != "arguments") return Value::missing();
     std::vector<Value> names;
     for (const std::string& param : def.param_names) names.push_back(vm.make_str(param));
-    return vm.make_list(std::move(names));
+    return vm.make_list(std::move(names), Kind::kTuple);
 }
 
 /// The real attribute of an object (not an item), or missing.
@@ -181,6 +181,11 @@ Value plain_attr(Vm& vm, const Value& object, std::string_view name) {
             if (tuple.group && name == "list") return tuple.items[1];
             return Value::missing();
         }
+        case Kind::kBool:
+        case Kind::kInt:
+            if (name == "real" || name == "numerator") return Value::of_int(object.as_int());
+            if (name == "imag") return Value::of_int(0);
+            return name == "denominator" ? Value::of_int(1) : Value::missing();
         case Kind::kCycler: {
             const auto& cycler = object.get<CyclerObject>();
             return name == "current" ? cycler.items[cycler.next % cycler.items.size()] : Value::missing();
@@ -246,7 +251,8 @@ Value Vm::slice(const Value& object, const Value& from, const Value& to, const V
     if (object.is_undefined()) return use_undefined(object);
     const bool sliceable =
         object.is_str() || object.is(Kind::kList) || object.is(Kind::kTuple) || object.is(Kind::kRange);
-    if (!sliceable) return make_undefined(described(object) + " has no element slice");
+    if (object.is(Kind::kDict)) return error("unhashable type: 'slice'");
+    if (!sliceable) return error("'" + std::string(type_name(object.kind)) + "' object is not subscriptable");
     Bounds bounds;
     const int64_t size = length(object).as_int();
     if (!slice_bounds(*this, from, to, step, size, bounds)) return {};

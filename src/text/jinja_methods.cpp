@@ -140,21 +140,7 @@ Value str_capitalize(Vm& vm, const Value& self, Args& args) {
 }
 Value str_swapcase(Vm& vm, const Value& self, Args& args) {
     (void)vm.bind("swapcase", args, {});
-    const StrObject& text = self.str();
-    StrBuilder out(vm);
-    for (size_t pos = 0; pos < text.text.size() && vm.spend();) {
-        const CodePoint cp = decode_utf8(text.text, pos);
-        const size_t next = pos + cp.length;
-        if (is_cased(cp.code)) {
-            const Value one = part_of(vm, text, pos, next);
-            if (vm.failed()) return {};
-            out.add(map_case(vm, one.str(), is_upper(cp.code) ? Case::kLower : Case::kUpper).str());
-        } else {
-            out.add_part(text, pos, next);
-        }
-        pos = next;
-    }
-    return out.finish();
+    return vm.failed() ? Value() : swap_case(vm, self.str());
 }
 
 Value str_replace(Vm& vm, const Value& self, Args& args) {

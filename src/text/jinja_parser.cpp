@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <initializer_list>
 #include <map>
 
@@ -582,7 +583,10 @@ class Parser {
             case TokenKind::kInteger: return integer();
             case TokenKind::kFloat: {
                 double value = 0;
-                std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
+                const auto parsed = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
+                if (parsed.ec == std::errc::result_out_of_range) {
+                    value = token.text.find('-') != std::string::npos ? 0.0 : HUGE_VAL;
+                }
                 ExprPtr made = constant(Value::of_float(value));
                 next();
                 return made;

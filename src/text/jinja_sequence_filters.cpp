@@ -230,6 +230,7 @@ Value filter_sum(Vm& vm, const Value& self, Args& args) {
 }
 
 Value filter_map(Vm& vm, const Value& self, Args& args) {
+    if (!vm.truthy(self)) return vm.make_list({}, Kind::kGenerator);
     const auto items = vm.iterate(self);
     if (items == nullptr) return {};
     std::vector<Value> mapped;
@@ -252,6 +253,7 @@ Value filter_map(Vm& vm, const Value& self, Args& args) {
 
 template <bool Keep, bool ByAttribute>
 Value filter_select(Vm& vm, const Value& self, Args& args) {
+    if (!vm.truthy(self)) return vm.make_list({}, Kind::kGenerator);
     const auto items = vm.iterate(self);
     if (items == nullptr) return {};
     const size_t offset = ByAttribute ? 1 : 0;

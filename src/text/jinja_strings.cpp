@@ -44,8 +44,7 @@ Value split_space(Vm& vm, const StrObject& text, int64_t count, bool from_right)
             while (pos < view.size() && space_at(pos)) pos += decode_utf8(view, pos).length;
             if (pos >= view.size()) break;
             if (count-- == 0) {
-                const StripSpan rest = strip_span(vm, text, nullptr, false, true);
-                if (!vm.push(parts, part_of(vm, text, pos, rest.end))) return {};
+                if (!vm.push(parts, part_of(vm, text, pos, view.size()))) return {};
                 break;
             }
             const size_t begin = pos;
@@ -58,8 +57,7 @@ Value split_space(Vm& vm, const StrObject& text, int64_t count, bool from_right)
         while (pos > 0 && space_at(previous_utf8(view, pos))) pos = previous_utf8(view, pos);
         if (pos == 0) break;
         if (count-- == 0) {
-            const StripSpan rest = strip_span(vm, text, nullptr, true, false);
-            if (!vm.push(parts, part_of(vm, text, rest.begin, pos))) return {};
+            if (!vm.push(parts, part_of(vm, text, 0, pos))) return {};
             break;
         }
         const size_t end = pos;
@@ -145,6 +143,26 @@ Value capitalize(Vm& vm, const StrObject& text) {
         pos += cp.length;
     }
     return out.finish(text.markup);
+}
+
+Value swap_case(Vm& vm, const StrObject& text) {
+    StrBuilder out(vm);
+    TaintCursor taint(text);
+    std::string mapped;
+    for (size_t pos = 0; pos < text.text.size() && vm.spend();) {
+        const CodePoint cp = decode_utf8(text.text, pos);
+        mapped.clear();
+        if (is_upper(cp.code)) {
+            add_lower(mapped, text.text, pos, cp.code);
+        } else if (is_lower(cp.code)) {
+            append_case(mapped, cp.code, Case::kUpper);
+        } else {
+            append_utf8(mapped, cp.code);
+        }
+        out.add(mapped, taint.at(pos));
+        pos += cp.length;
+    }
+    return out.finish();
 }
 
 size_t find_in(std::string_view text, std::string_view wanted, size_t begin, size_t end, bool last) {

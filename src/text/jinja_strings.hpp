@@ -21,6 +21,7 @@ struct StripSpan {
 [[nodiscard]] Value strip(Vm& vm, const StrObject& text, const StrObject* chars, bool left, bool right);
 [[nodiscard]] Value map_case(Vm& vm, const StrObject& text, Case wanted);
 [[nodiscard]] Value capitalize(Vm& vm, const StrObject& text);
+[[nodiscard]] Value swap_case(Vm& vm, const StrObject& text);
 /// str.replace; `count` < 0 replaces all.
 [[nodiscard]] Value replace(Vm& vm, const StrObject& text, const StrObject& from, const StrObject& to, int64_t count);
 [[nodiscard]] Value join(Vm& vm, const StrObject& separator, const std::vector<Value>& items);

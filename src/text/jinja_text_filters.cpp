@@ -137,6 +137,7 @@ Value filter_truncate(Vm& vm, const Value& self, Args& args) {
     const Value end = a[2].is_missing() ? vm.make_str("...") : a[2];
     const int64_t leeway = a[3].is(Kind::kNone) ? 5 : vm.int_arg(a[3], 5, "leeway");
     if (vm.failed()) return {};
+    if (!self.is_str() && end.is_str() && vm.length(self).as_int() <= length + std::min<int64_t>(leeway, 1 << 20)) return self;
     if (!self.is_str() || !end.is_str()) return vm.error("truncate takes a string");
     const auto tail = static_cast<int64_t>(end.str().chars);
     if (length < tail || leeway < 0) return vm.error("expected length >= " + std::to_string(tail));
@@ -230,7 +231,13 @@ bool parse_float(std::string_view text, double& out) {
     }
     if (text.empty()) return false;
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-    return error == std::errc() && stop == text.data() + text.size();
+    if (stop != text.data() + text.size() || error == std::errc::invalid_argument) return false;
+    if (error == std::errc::result_out_of_range) {
+        // Python: too large is infinity, too small is zero.
+        out = text.find("e-") != std::string_view::npos || text.find("E-") != std::string_view::npos ? 0.0 : HUGE_VAL;
+        if (text[0] == '-') out = -out;
+    }
+    return true;
 }
 
 Value filter_int(Vm& vm, const Value& self, Args& args) {
