@@ -10,7 +10,8 @@ Choice::Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer)
     : options_(options),
       tokenizer_(tokenizer),
       matcher_(options.generation.stop, options.generation.include_stop_str_in_output),
-      splitter_(options.chat ? options.reasoning : Reasoning::kOff) {}
+      splitter_(options.chat ? options.reasoning : Reasoning::kOff),
+      drop_space_(options.chat && tokenizer.strips_leading_space()) {}
 
 Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish finish) {
     Output out;
@@ -43,7 +44,13 @@ void Choice::take_token(const wire::Token& token, bool is_stop_token, Output& ou
     ++tokens_;
     if (splitter_.reasoning()) ++reasoning_tokens_;
     if (hidden) return;
-    const std::string piece = assembler_.push(tokenizer_.token_bytes(token.id));
+    std::string bytes = tokenizer_.token_bytes(token.id);
+    // A chat's answer begins a text; a completion goes on with one, and its first space belongs between the two.
+    if (drop_space_ && !bytes.empty()) {
+        drop_space_ = false;
+        if (bytes.front() == ' ') bytes.erase(0, 1);
+    }
+    const std::string piece = assembler_.push(bytes);
     if (generation.top_logprobs >= 0) {
         pending_.push_back({text_in_, characters_in_, token.id, piece, token.logprob, token.top});
     }

@@ -52,6 +52,7 @@ class Choice {
     text::Utf8Assembler assembler_;
     text::StopMatcher matcher_;
     ReasoningSplitter splitter_;
+    bool drop_space_;           ///< the decoder drops a space at the very start of the text
     std::deque<LogprobEntry> pending_;
     size_t text_in_ = 0;        ///< bytes of text assembled
     size_t characters_in_ = 0;

@@ -218,14 +218,4 @@ std::string system_fingerprint(std::string_view model_identity, std::string_view
     return "fp_" + to_hex(sha256(all)).substr(0, 16);
 }
 
-std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids, bool skip_special_tokens) {
-    text::Utf8Assembler assembler;
-    std::string out;
-    for (const TokenId id : ids) {
-        if (skip_special_tokens && tokenizer.is_special(id)) continue;
-        out += assembler.push(tokenizer.token_bytes(id));
-    }
-    return out + assembler.finish();
-}
-
 }  // namespace baton::openai
