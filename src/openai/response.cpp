@@ -218,4 +218,8 @@ std::string system_fingerprint(std::string_view model_identity, std::string_view
     return "fp_" + to_hex(sha256(all)).substr(0, 16);
 }
 
+std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids, bool skip_special_tokens) {
+    return tokenizer.decode(ids, skip_special_tokens);
+}
+
 }  // namespace baton::openai

@@ -81,4 +81,8 @@ class ResponseBuilder {
 /// "fp_" and a hash over build, model identity and configuration.
 [[nodiscard]] std::string system_fingerprint(std::string_view model_identity, std::string_view configuration);
 
+/// The text of ids: valid UTF-8, special tokens left out where asked.
+[[nodiscard]] std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids,
+                                      bool skip_special_tokens);
+
 }  // namespace baton::openai
