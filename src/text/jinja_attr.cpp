@@ -262,7 +262,8 @@ Value Vm::slice(const Value& object, const Value& from, const Value& to, const V
         const auto& range = object.get<RangeObject>();
         const int64_t start = range.start + bounds.start * range.step;
         const int64_t by = range.step * bounds.step;
-        return Value::of_object(Kind::kRange, std::make_shared<RangeObject>(&budget_, start, start + count * by, by));
+        const int64_t stop = range.start + bounds.stop * range.step;
+        return Value::of_object(Kind::kRange, std::make_shared<RangeObject>(&budget_, start, stop, by));
     }
     std::vector<Value> items;
     const auto& all = object.get<SeqObject>().items;

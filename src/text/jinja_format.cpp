@@ -300,7 +300,10 @@ class PercentFormatter {
         }
         if (vm_.failed()) return {};
         const bool tuple_left = args_.is(Kind::kTuple) && next_ < args_.get<SeqObject>().items.size();
-        const bool one_left = !args_.is(Kind::kTuple) && !args_.is(Kind::kDict) && !args_.is(Kind::kList) && next_ == 0;
+        // Anything with items may be left over, as it could have been a mapping.
+        const bool has_items = args_.is(Kind::kTuple) || args_.is(Kind::kDict) || args_.is(Kind::kList) ||
+                               args_.is(Kind::kRange) || args_.is_undefined();
+        const bool one_left = !has_items && next_ == 0;
         if (tuple_left || one_left) return vm_.error("not all arguments converted during string formatting");
         return out_.finish(format_.markup);
     }

@@ -162,7 +162,7 @@ Value swap_case(Vm& vm, const StrObject& text) {
         out.add(mapped, taint.at(pos));
         pos += cp.length;
     }
-    return out.finish();
+    return out.finish(text.markup);
 }
 
 size_t find_in(std::string_view text, std::string_view wanted, size_t begin, size_t end, bool last) {
