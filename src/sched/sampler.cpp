@@ -6,11 +6,14 @@
 #include <limits>
 #include <utility>
 
+#include "sched/softmax.hpp"
+
 namespace baton::sched {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-constexpr float kLogprobMin = -9999.0f;  // what clients of the OpenAI API expect instead of -inf
+constexpr float kLogprobMin = -9999.0f;   // what clients of the OpenAI API expect instead of -inf
+constexpr float kTemperatureMin = 1e-5f;  // greedy below
 constexpr size_t kFirstCandidates = 256;
 
 using Candidate = std::pair<float, TokenId>;
@@ -24,13 +27,6 @@ bool before(const Candidate& a, const Candidate& b) {
 std::pair<uint32_t, uint32_t> multiply(uint32_t a, uint32_t b) {
     const uint64_t p = static_cast<uint64_t>(a) * b;
     return {static_cast<uint32_t>(p >> 32), static_cast<uint32_t>(p)};
-}
-
-TokenId largest(std::span<const float> logits) {
-    size_t best = 0;
-    for (size_t i = 1; i < logits.size(); ++i)
-        if (logits[i] > logits[best]) best = i;
-    return static_cast<TokenId>(best);
 }
 
 bool in_vocab(TokenId t, size_t vocab) {
@@ -88,29 +84,11 @@ void adjust(std::span<const float> raw, const wire::Sequence& sequence, SamplerS
     }
 }
 
-/// Weight of a logit relative to the largest, which has weight 1.
-double weight(float logit, float max, float temperature) {
-    return std::exp((static_cast<double>(logit) - static_cast<double>(max)) /
-                    static_cast<double>(temperature));
-}
-
-/// Draws from `logits` in id order: no filter but min-p is on.
-TokenId draw_unordered(std::span<const float> logits, float max, const wire::Sampling& s,
-                       double u) {
-    const double bar = static_cast<double>(s.min_p);
-    double total = 0;
-    for (const float l : logits)
-        if (const double w = weight(l, max, s.temperature); w >= bar) total += w;
-    double left = u * total;
-    TokenId last = largest(logits);
-    for (size_t i = 0; i < logits.size(); ++i) {
-        const double w = weight(logits[i], max, s.temperature);
-        if (w < bar || w <= 0) continue;
-        last = static_cast<TokenId>(i);
-        if (left < w) return last;
-        left -= w;
-    }
-    return last;  // rounding left a crumb
+/// Collects the candidates whose logit is at least `bar`, lowest id first.
+void gather(std::span<const float> logits, float bar, std::vector<Candidate>& order) {
+    order.clear();
+    for (size_t i = 0; i < logits.size(); ++i)
+        if (logits[i] >= bar) order.emplace_back(logits[i], static_cast<TokenId>(i));
 }
 
 /// Brings the `n` largest of `order` to its front, sorted.
@@ -120,91 +98,117 @@ void sort_front(std::vector<Candidate>& order, size_t n) {
     std::sort(order.begin(), middle, before);
 }
 
-/// How many of the largest candidates hold `top_p` of `total`; sorts as many as needed.
-size_t top_p_count(std::vector<Candidate>& order, size_t limit, double total, float max,
-                   const wire::Sampling& s) {
-    const double want = static_cast<double>(s.top_p) * total;
-    for (size_t n = std::min(kFirstCandidates, limit);; n = std::min(n * 8, limit)) {
+/// The `n` largest logits, sorted. Looks first at those within a few widths of the largest, which
+/// mostly are enough.
+void take_largest(std::span<const float> logits, float max, float width, size_t n,
+                  std::vector<Candidate>& order) {
+    n = std::min(n, logits.size());
+    for (const float reach : {4.0f, 12.0f, std::numeric_limits<float>::infinity()}) {
+        const float bar = std::isinf(reach) ? kMinusInf : max - reach * width;
+        gather(logits, bar, order);
+        if (order.size() >= n) break;
+    }
+    sort_front(order, n);
+    order.resize(n);
+}
+
+/// Keeps the largest candidates that hold `want` of the weight; sorts as many as needed.
+void cut_to_mass(std::vector<Candidate>& order, double want, std::span<const float> weights) {
+    for (size_t n = std::min(kFirstCandidates, order.size());; n = std::min(n * 8, order.size())) {
         sort_front(order, n);
         double sum = 0;
         for (size_t i = 0; i < n; ++i) {
-            sum += weight(order[i].first, max, s.temperature);
-            if (sum >= want) return i + 1;
+            sum += static_cast<double>(weights[static_cast<size_t>(order[i].second)]);
+            if (sum < want) continue;
+            order.resize(i + 1);
+            return;
         }
-        if (n == limit) return limit;
+        if (n == order.size()) return;
     }
 }
 
-/// Draws after top-k, then top-p of what is left, then min-p; walks from the most likely down.
-TokenId draw_ordered(SamplerScratch& scratch, float max, const wire::Sampling& s, double u) {
-    std::vector<Candidate>& order = scratch.order;
-    order.clear();
-    for (size_t i = 0; i < scratch.logits.size(); ++i)
-        order.emplace_back(scratch.logits[i], static_cast<TokenId>(i));
-    size_t kept = order.size();
-    if (s.top_k > 0 && static_cast<size_t>(s.top_k) < kept) {
-        kept = static_cast<size_t>(s.top_k);
-        sort_front(order, kept);
-        order.resize(kept);
+/// The candidates of the whole vocabulary that hold `want` of the weight, sorted.
+void take_mass(std::span<const float> logits, float max, float width, double want,
+               SamplerScratch& scratch) {
+    for (const float reach : {4.0f, 12.0f, std::numeric_limits<float>::infinity()}) {
+        const float bar = std::isinf(reach) ? kMinusInf : max - reach * width;
+        gather(logits, bar, scratch.order);
+        double mass = 0;
+        for (const auto& [l, id] : scratch.order)
+            mass += static_cast<double>(scratch.weights[static_cast<size_t>(id)]);
+        if (mass >= want) break;
     }
-    if (s.top_p < 1.0f) {
-        double total = 0;
-        for (const auto& [l, id] : order) total += weight(l, max, s.temperature);
-        kept = top_p_count(order, kept, total, max, s);
+    cut_to_mass(scratch.order, want, scratch.weights);
+}
+
+/// Draws after top-k, then top-p of what is left, then min-p; walks from the most likely down.
+TokenId draw_ordered(SamplerScratch& scratch, float max, const wire::Sampling& s, bool top_k,
+                     double u) {
+    std::vector<Candidate>& order = scratch.order;
+    const double all = softmax_weights(scratch.logits, max, s.temperature, 0.0f, scratch.weights,
+                                       scratch.block_sums);
+    const auto weight = [&](const Candidate& c) {
+        return static_cast<double>(scratch.weights[static_cast<size_t>(c.second)]);
+    };
+    const double top_p = static_cast<double>(s.top_p);
+    if (top_k) {
+        take_largest(scratch.logits, max, s.temperature, static_cast<size_t>(s.top_k), order);
+        double kept = 0;
+        for (const Candidate& c : order) kept += weight(c);
+        if (s.top_p < 1.0f) cut_to_mass(order, top_p * kept, scratch.weights);
+    } else {
+        take_mass(scratch.logits, max, s.temperature, top_p * all, scratch);
     }
     double total = 0;
     size_t n = 0;
-    for (; n < kept; ++n) {
-        const double w = weight(order[n].first, max, s.temperature);
+    for (; n < order.size(); ++n) {
+        const double w = weight(order[n]);
         if (n > 0 && (w < static_cast<double>(s.min_p) || w <= 0)) break;
         total += w;
     }
     double left = u * total;
     for (size_t i = 0; i < n; ++i) {
-        const double w = weight(order[i].first, max, s.temperature);
-        if (left < w) return order[i].second;
-        left -= w;
+        if (left < weight(order[i])) return order[i].second;
+        left -= weight(order[i]);
     }
-    return order[n == 0 ? 0 : n - 1].second;
+    return order[n - 1].second;  // rounding left a crumb
 }
 
 TokenId pick(const wire::Sequence& sequence, SamplerScratch& scratch) {
     const wire::Sampling& s = sequence.sampling;
-    const TokenId best = largest(scratch.logits);
-    const float max = scratch.logits[static_cast<size_t>(best)];
+    const float max = max_of(scratch.logits);
     // An infinite maximum has no distribution to draw from.
-    if (!(s.temperature > 0.0f) || !std::isfinite(max)) return best;
+    if (!(s.temperature >= kTemperatureMin) || !std::isfinite(max))
+        return static_cast<TokenId>(std::ranges::find(scratch.logits, max) -
+                                    scratch.logits.begin());
     const double u = uniform(s.seed, sequence.prompt.size() + sequence.emitted.size());
     const bool top_k = s.top_k > 0 && static_cast<size_t>(s.top_k) < scratch.logits.size();
-    if (top_k || s.top_p < 1.0f) return draw_ordered(scratch, max, s, u);
-    return draw_unordered(scratch.logits, max, s, u);
+    if (top_k || s.top_p < 1.0f) return draw_ordered(scratch, max, s, top_k, u);
+    const double total = softmax_weights(scratch.logits, max, s.temperature, s.min_p,
+                                         scratch.weights, scratch.block_sums);
+    return static_cast<TokenId>(find_mass(scratch.weights, scratch.block_sums, u * total));
 }
 
 /// Log softmax of the raw logits: the sampled id's, and the `top_logprobs` largest.
 void add_logprobs(std::span<const float> raw, int32_t top, SamplerScratch& scratch,
                   wire::Token& token) {
-    std::vector<Candidate>& order = scratch.order;
-    order.clear();
-    for (size_t i = 0; i < raw.size(); ++i)
-        order.emplace_back(std::isnan(raw[i]) ? kMinusInf : raw[i], static_cast<TokenId>(i));
-    const float own = order[static_cast<size_t>(token.id)].first;
-    const float max =
-        std::max_element(order.begin(), order.end(), [](const Candidate& a, const Candidate& b) {
-            return a.first < b.first;
-        })->first;
-    double sum = 0;
-    for (const auto& [l, id] : order)
-        if (std::isfinite(max)) sum += std::exp(static_cast<double>(l) - static_cast<double>(max));
-    const double log_total = std::isfinite(max) ? static_cast<double>(max) + std::log(sum) : 0.0;
+    std::vector<float>& logits = scratch.logits;
+    for (size_t i = 0; i < raw.size(); ++i) logits[i] = std::isnan(raw[i]) ? kMinusInf : raw[i];
+    const float max = max_of(logits);
+    const bool finite = std::isfinite(max);
+    const double log_total =
+        finite ? static_cast<double>(max) +
+                     std::log(softmax_weights(logits, max, 1.0f, 0.0f, scratch.weights,
+                                              scratch.block_sums))
+               : 0.0;
     const auto logprob = [&](float l) {
-        if (!std::isfinite(max)) return l == max && max > 0 ? 0.0f : kLogprobMin;
+        if (!finite) return l == max && max > 0 ? 0.0f : kLogprobMin;
         return std::max(static_cast<float>(static_cast<double>(l) - log_total), kLogprobMin);
     };
-    token.logprob = logprob(own);
-    const size_t n = std::min(order.size(), static_cast<size_t>(top));
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(n), order.end(),
-                      before);
-    for (size_t i = 0; i < n; ++i) token.top.emplace_back(order[i].second, logprob(order[i].first));
+    token.logprob = logprob(logits[static_cast<size_t>(token.id)]);
+    if (top == 0) return;
+    take_largest(logits, max, 1.0f, static_cast<size_t>(top), scratch.order);
+    for (const auto& [l, id] : scratch.order) token.top.emplace_back(id, logprob(l));
 }
 
 }  // namespace
