@@ -68,7 +68,7 @@ bool ClientSession::call(std::string_view method, const std::string& target, std
     if (!client_) return false;
     const auto response = client_->request(method, target, body);
     if (!response) {
-        cli::complain(endpoint_ + ": " + response.error().message);
+        cli::complain(response.error().message);
         return false;
     }
     if (response->status != 200) return complain(*response);
@@ -95,7 +95,7 @@ bool ClientSession::stream(const std::string& target, const std::string& body,
     });
     if (failed) return false;
     if (!response) {
-        cli::complain(endpoint_ + ": " + response.error().message);
+        cli::complain(response.error().message);
         return false;
     }
     return response->status == 200 || complain(*response);

