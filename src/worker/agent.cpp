@@ -209,6 +209,7 @@ void Agent::spawn(const wire::SpawnReplica& ask) {
 
     ChildSpec spec{options_.executable, options_.argv_prefix, ask.env};
     spec.argv.insert(spec.argv.end(), ask.args.begin(), ask.args.end());
+    add_host_args(spec.argv, ask.target);
     spec.env.emplace_back("BATON_LINK_SECRET", options_.settings.link_secret);
     const Key key{ask.model_uid, ask.target.replica.value, ask.target.epoch.value};
     auto child = Child::spawn(io_, spec, [this, key, alive = alive_](ChildExit exit) {
@@ -221,6 +222,20 @@ void Agent::spawn(const wire::SpawnReplica& ask) {
                                   {"epoch", ask.target.epoch.value},
                                   {"role", to_string(static_cast<Role>(std::min<uint8_t>(ask.role, 2)))}, {"pid", pid}});
     answer(pid, "");
+}
+
+/// What only the worker knows: the host's folders and addresses. Epochs are unique, so a socket name is never used twice.
+void Agent::add_host_args(std::vector<std::string>& argv, const wire::ReplicaTarget& target) const {
+    const auto& s = options_.settings;
+    const auto add = [&](const char* name, const std::string& value) {
+        argv.emplace_back(name);
+        argv.push_back(value);
+    };
+    add("--worker-socket", s.run_dir + "/worker.sock");
+    add("--listen-socket", s.run_dir + "/r" + std::to_string(target.epoch.value) + ".sock");
+    add("--host-id", host_id_);
+    // Peers of other hosts exist only where the supervisor is reached over the network too.
+    if (s.supervisor_unix.empty()) add("--listen-ip", address_.substr(0, address_.rfind(':')));
 }
 
 void Agent::kill_after(Replica& replica, int64_t grace_ms) {

@@ -71,6 +71,7 @@ class Agent {
     void on_exit(const Key& key, ChildExit exit);
     void report(wire::ReplicaExited exited);
     void forget_model_if_gone(const std::string& model_uid);
+    void add_host_args(std::vector<std::string>& argv, const wire::ReplicaTarget& target) const;
     void kill_after(Replica& replica, int64_t grace_ms);
     void finish_if_done();
     void send_stats();
