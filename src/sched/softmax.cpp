@@ -9,7 +9,8 @@ namespace baton::sched {
 namespace {
 
 constexpr size_t kLanes = 16;
-constexpr float kExpMin = -87.0f;  // exp of less is 0 here
+constexpr float kExpMin = -87.0f;
+constexpr float kWeightMin = 2e-38f;  // a little above exp of kExpMin: what is clamped there is 0
 
 /// exp of x in [kExpMin, 0], error below 2 ulp: Cephes' expf (Moshier): x = n·ln 2 + r, polynomial
 /// in r, scaled by 2^n.
@@ -60,10 +61,10 @@ double softmax_weights(std::span<const float> logits, float max, float temperatu
     float* out = weights.data();
     for (size_t i = 0; i < n; ++i) {
         const float x = (in[i] - max) * scale;
-        const float clamped = x > kExpMin ? x : kExpMin;
-        const float w = exp_nonpositive(clamped);
-        out[i] = (x < kExpMin) | (w < bar) ? 0.0f : w;
+        out[i] = exp_nonpositive(x > kExpMin ? x : kExpMin);
     }
+    const float lowest = std::max(bar, kWeightMin);
+    for (size_t i = 0; i < n; ++i) out[i] = out[i] < lowest ? 0.0f : out[i];
     double total = 0;
     for (size_t at = 0; at < n; at += kSumBlock) {
         block_sums.push_back(

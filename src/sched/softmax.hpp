@@ -13,7 +13,7 @@ inline constexpr size_t kSumBlock = 512;  ///< weights a partial sum covers
 /// The largest value; minus infinity for an empty row. NaN must not be in it.
 [[nodiscard]] float max_of(std::span<const float> logits);
 
-/// weights[i] = exp((logits[i] − max) / temperature), 0 where that is below `bar` or 1e-38.
+/// weights[i] = exp((logits[i] − max) / temperature), 0 where that is below `bar` or 2e-38.
 /// block_sums[b] is the sum of block b in a fixed order. Returns the sum of all.
 double softmax_weights(std::span<const float> logits, float max, float temperature, float bar,
                        std::vector<float>& weights, std::vector<double>& block_sums);
