@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <list>
 #include <nlohmann/json.hpp>
+#include <variant>
 
 #include "baton/model/model.hpp"
 #include "cpu_runner.hpp"
@@ -77,17 +79,49 @@ TEST_F(RealModel, ChatTemplate) {
               "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-/// "The capital of France is" → " Paris.\n\nThe": transformers in f32 on the dequantised weights,
-/// where the best two logits of these five steps lie at least 0.8 apart.
+/// "The capital of France is", and its largest logit by transformers in f32 on the dequantised
+/// weights.
+const std::vector<TokenId> kPrompt{504, 3575, 282, 4649, 314};
+constexpr TokenId kParis = 7042;
+constexpr float kParisLogit = 17.3713f;
+
+/// With the layers' weights dequantised the plan computes what transformers does.
+TEST_F(RealModel, DequantisedLayersGiveTheReferenceLogits) {
+    auto plan = load_plan(path_);
+    ASSERT_TRUE(plan) << plan.error().message;
+    std::list<std::vector<float>> owned;
+    for (auto& layer : plan->layers) {
+        for (auto& step : layer) {
+            auto* m = std::get_if<backend::MatMul>(&step);
+            if (m == nullptr) continue;
+            tensor::TensorView& w = m->weight;
+            std::vector<float>& values = owned.emplace_back(w.shape[0] * w.shape[1]);
+            for (size_t r = 0; r < w.shape[0]; ++r) {
+                float* row = values.data() + r * w.shape[1];
+                tensor::dequantize_row(w.dtype, w.row(r), row, w.shape[1]);
+            }
+            w.dtype = tensor::DType::kF32;
+            w.bytes = std::as_bytes(std::span(values));
+        }
+    }
+    auto runner = test::CpuRunner::make(*plan, "");
+    ASSERT_TRUE(runner) << runner.error().message;
+    const auto logits = (*runner)->step(kPrompt);
+    ASSERT_TRUE(logits) << logits.error().message;
+    EXPECT_NEAR((*logits)[kParis], kParisLogit, 0.02f);
+}
+
+/// " Paris.\n\nThe", steps at which the best two logits lie at least 0.8 apart in the reference.
 TEST_F(RealModel, GreedyTokens) {
     auto plan = load_plan(path_);
     ASSERT_TRUE(plan) << plan.error().message;
     auto runner = test::CpuRunner::make(*plan, "");
     ASSERT_TRUE(runner) << runner.error().message;
-    std::vector<TokenId> tokens{504, 3575, 282, 4649, 314};
-    auto logits = (*runner)->step(tokens);
+    auto logits = (*runner)->step(kPrompt);
     ASSERT_TRUE(logits) << logits.error().message;
-    EXPECT_NEAR((*logits)[7042], 17.3713f, 0.5f);
+    // Activations are rounded to int8 beside quantised weights, which shifts all logits a little
+    // (measured 0.5 to 0.6 here; the distribution stays as close to f32 as llama.cpp's).
+    EXPECT_NEAR((*logits)[kParis], kParisLogit, 1.0f);
     std::vector<TokenId> greedy;
     for (int i = 0; i < 5; ++i) {
         const auto best = std::max_element(logits->begin(), logits->end()) - logits->begin();
@@ -95,7 +129,7 @@ TEST_F(RealModel, GreedyTokens) {
         logits = (*runner)->step(std::span(&greedy.back(), 1));
         ASSERT_TRUE(logits) << logits.error().message;
     }
-    EXPECT_EQ(greedy, (std::vector<TokenId>{7042, 30, 198, 198, 504}));
+    EXPECT_EQ(greedy, (std::vector<TokenId>{kParis, 30, 198, 198, 504}));
 }
 
 }  // namespace
