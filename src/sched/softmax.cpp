@@ -59,10 +59,12 @@ double softmax_weights(std::span<const float> logits, float max, float temperatu
     const float scale = 1.0f / temperature;
     const float* in = logits.data();
     float* out = weights.data();
+    // One simple loop after the other: together the compiler sees control flow and vectorises none.
     for (size_t i = 0; i < n; ++i) {
         const float x = (in[i] - max) * scale;
-        out[i] = exp_nonpositive(x > kExpMin ? x : kExpMin);
+        out[i] = x > kExpMin ? x : kExpMin;
     }
+    for (size_t i = 0; i < n; ++i) out[i] = exp_nonpositive(out[i]);
     const float lowest = std::max(bar, kWeightMin);
     for (size_t i = 0; i < n; ++i) out[i] = out[i] < lowest ? 0.0f : out[i];
     double total = 0;
