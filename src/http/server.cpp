@@ -26,6 +26,7 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 
+constexpr int64_t kWarnEveryMs = 1'000;
 constexpr size_t kLeavingMax = 16;
 constexpr auto kAcceptPause = std::chrono::milliseconds(5);
 
@@ -81,6 +82,7 @@ class ServerOnAsio final : public Server {
     tcp::endpoint endpoint_;
     UniqueFd spare_;  ///< given up for a moment when descriptors run out, so that a client can be turned away
     size_t next_home_ = 0;
+    int64_t last_warned_ms_ = INT64_MIN / 2;
     bool closed_ = false;
 };
 
@@ -222,7 +224,10 @@ void ServerOnAsio::turn_away() {
     const UniqueFd client(::accept4(acceptor_->native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     (void)drop_oldest_idle();
-    log::warn("http.out_of_descriptors");
+    const int64_t now = steady_now().ms;
+    if (now - last_warned_ms_ < kWarnEveryMs) return;
+    last_warned_ms_ = now;
+    log::warn("http.out_of_descriptors", {{"connections_refused", state_->refused.load()}});
 }
 
 void ServerOnAsio::pause_accepting() {

@@ -19,11 +19,16 @@ namespace baton::http::test {
 /// A plain blocking socket to 127.0.0.1: tests send exactly the bytes they mean.
 class RawSocket {
   public:
+    /// A socket that is not connected yet, but has its descriptor.
+    RawSocket() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
     explicit RawSocket(uint16_t port, int receive_buffer_bytes = 0) {
         fd_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
         if (receive_buffer_bytes != 0) {
             (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
         }
+        connect(port);
+    }
+    void connect(uint16_t port) {
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_port = htons(port);
@@ -35,6 +40,7 @@ class RawSocket {
         (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     }
 
+    [[nodiscard]] int fd() const { return fd_.get(); }
     [[nodiscard]] bool connected() const { return static_cast<bool>(fd_); }
     bool send(std::string_view bytes) {
         while (!bytes.empty()) {

@@ -1,6 +1,7 @@
 #include "baton/http/server.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -551,6 +552,44 @@ TEST(Server, ACrowdOfCrawlersDoesNotKeepOthersOut) {
     health.send(get("/health"));
     EXPECT_EQ(status_of(health.read_answer()), 200);
     EXPECT_LE(server->stats().connections, 50u + 16u);
+}
+
+TEST(Server, SurvivesTheEndOfItsDescriptors) {
+    Inbox inbox;
+    const auto server = start([&](std::shared_ptr<Exchange> exchange) {
+        if (exchange->request().path == "/hold") return inbox.put(std::move(exchange));
+        exchange->respond(200, "{}");
+    });
+    RawSocket busy(server->port());
+    busy.send(get("/hold"));
+    const auto held = inbox.take();
+    held->begin_stream();
+    // The clients take their descriptors before the limit falls; what the server accepts then finds none.
+    std::vector<std::unique_ptr<RawSocket>> crowd;
+    int highest = 0;
+    for (int i = 0; i < 60; ++i) {
+        crowd.push_back(std::make_unique<RawSocket>());
+        highest = std::max(highest, crowd.back()->fd());
+    }
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    rlimit low = before;
+    low.rlim_cur = static_cast<rlim_t>(highest) + 4;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    for (const auto& client : crowd) client->connect(server->port());
+    // The last one is served in the end: resting connections make room for it, and others are turned away.
+    crowd.back()->send(get("/"));
+    const std::string answer = crowd.back()->read_until("\r\n\r\n");
+    EXPECT_TRUE(held->write("data: still here\r\n\r\n"));
+    EXPECT_NE(busy.read_until("still here\r\n\r\n").find("200 OK"), std::string::npos);
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_TRUE(answer.empty() || status_of(answer) == 200);
+    EXPECT_GT(server->stats().connections_refused, 0u);
+    crowd.clear();
+    RawSocket after(server->port());
+    after.send(get("/"));
+    EXPECT_EQ(status_of(after.read_answer()), 200);
+    held->end();
 }
 
 TEST(Server, BusyConnectionsAreNotEvicted) {
