@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kInboxBytes = 64 * 1024;
 /// From this much on, the rest of a body or payload is read in place instead of through the inbox.
 constexpr size_t kDirectBytes = 8 * 1024;
+/// A buffer that grew beyond this for one body is given back.
+constexpr size_t kKeptBytes = 1024 * 1024;
 
 }  // namespace
 
@@ -92,6 +94,7 @@ Expected<bool> FrameReader::read_body() {
         if (!fill_target()) return false;
         BATON_TRY_ASSIGN(message_, wire::decode_body(header_.type, target_));
     }
+    if (target_.capacity() > kKeptBytes) target_ = {};
     target_.clear();
     filled_ = 0;
     stage_ = Stage::kPayload;

@@ -140,6 +140,8 @@ class Accepting : public std::enable_shared_from_this<Accepting> {
             if (on_link_) on_link_(std::move(*result));
         } catch (const std::exception& e) {
             log::error("net.link_handler_failed", {{"what", e.what()}});
+        } catch (...) {
+            log::error("net.link_handler_failed");
         }
     }
 
