@@ -7,14 +7,10 @@
 namespace baton::text {
 namespace {
 
-/// Rust regex \w: letters, marks, numbers, connectors and the joiners.
-bool is_word(uint32_t code) {
-    return (char_class(code) & (kLetter | kMark | kNumber | kConnector)) != 0 || code == 0x200C || code == 0x200D;
-}
 bool word_before(std::string_view text, size_t pos) {
-    return pos > 0 && is_word(decode_utf8(text, previous_utf8(text, pos)).code);
+    return pos > 0 && is_regex_word(decode_utf8(text, previous_utf8(text, pos)).code);
 }
-bool word_at(std::string_view text, size_t pos) { return pos < text.size() && is_word(decode_utf8(text, pos).code); }
+bool word_at(std::string_view text, size_t pos) { return pos < text.size() && is_regex_word(decode_utf8(text, pos).code); }
 
 size_t space_begin(std::string_view text, size_t pos, size_t floor) {
     while (pos > floor) {
@@ -115,13 +111,13 @@ void AddedTokens::split(std::string_view text, bool normalized, const Allowed& s
             continue;
         }
         if (token.single_word && (word_before(text, match.begin) || word_at(text, match.end))) continue;
-        if (match.begin < done) continue;  // its white space was taken by the token before
+        // A match inside the white space that the token before took counts all the same, and text goes on after it:
+        // Hugging Face's rule.
         const size_t begin = token.lstrip ? space_begin(text, match.begin, done) : match.begin;
         const size_t stop = token.rstrip ? space_end(text, match.end) : match.end;
         if (begin > done) out.push_back({{done, begin}, -1});
         out.push_back({{begin, stop}, token.id});
         done = stop;
-        pos = std::max(pos, stop);
     }
     if (done < text.size()) out.push_back({{done, text.size()}, -1});
 }

@@ -172,7 +172,7 @@ struct Builder {
             step.scanner = class_scanner(kSpace);
             step.behavior = Behavior::kRemoved;
         } else if (type == "Whitespace") {
-            BATON_TRY_ASSIGN(step.scanner, pcre_scanner(R"(\w+|[^\w\s]+)"));
+            BATON_TRY_ASSIGN(step.scanner, pcre_scanner(R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}]+|[^\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\s]+)"));
             step.behavior = Behavior::kRemoved;
             step.invert = true;
         } else {

@@ -29,6 +29,37 @@ struct StackFree {
     void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
 };
 
+/// White space as Unicode has it. PCRE2's own \s takes U+180E in too, which the tokenizers' engines do not.
+constexpr std::string_view kSpaceSet =
+    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+
+std::string spell_out_space(std::string_view pattern) {
+    std::string out;
+    bool in_class = false;
+    for (size_t i = 0; i < pattern.size(); ++i) {
+        const char c = pattern[i];
+        const char next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+        if (c == '\\' && next != '\0') {
+            if (next == 's') {
+                out.append(in_class ? "" : "[").append(kSpaceSet).append(in_class ? "" : "]");
+            } else if (next == 'S' && !in_class) {
+                out.append("[^").append(kSpaceSet).append("]");
+            } else {
+                out.append(pattern, i, 2);
+            }
+            ++i;
+            continue;
+        }
+        if (c == '[' && !in_class) {
+            in_class = true;
+        } else if (c == ']' && in_class) {
+            in_class = false;
+        }
+        out += c;
+    }
+    return out;
+}
+
 class PcreScanner final : public SplitScanner {
   public:
     explicit PcreScanner(pcre2_code* code) : code_(code) {}
@@ -77,7 +108,8 @@ Expected<std::shared_ptr<const SplitScanner>> pcre_scanner(const std::string& pa
     }
     int error = 0;
     PCRE2_SIZE offset = 0;
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+    const std::string spelled = spell_out_space(pattern);
+    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
                                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
     if (code == nullptr) {
         std::array<PCRE2_UCHAR, 256> message{};

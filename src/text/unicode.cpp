@@ -165,6 +165,13 @@ uint8_t char_class(uint32_t code) {
     return code < 128 ? ascii[code] : class_from_tables(code);
 }
 
+bool is_regex_word(uint32_t code) {
+    if (code == 0x200C || code == 0x200D) return true;
+    const uint8_t bits = char_class(code);
+    if ((bits & kNumber) == 0) return (bits & (kLetter | kMark | kConnector)) != 0;
+    return utf8proc_category(static_cast<utf8proc_int32_t>(code)) != UTF8PROC_CATEGORY_NO;
+}
+
 bool is_printable(uint32_t code) {
     if (code == ' ') return true;
     switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {

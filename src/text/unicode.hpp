@@ -35,6 +35,8 @@ inline constexpr uint8_t kConnector = 16;  ///< \p{Pc}
 inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
 /// The class bits of a code point.
 [[nodiscard]] uint8_t char_class(uint32_t code);
+/// \w of Rust's regex: letters, marks, decimal and letter numbers, connectors and the joiners.
+[[nodiscard]] bool is_regex_word(uint32_t code);
 /// Python's str.isprintable for one code point.
 [[nodiscard]] bool is_printable(uint32_t code);
 
