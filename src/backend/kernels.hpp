@@ -18,6 +18,11 @@ enum class Packed : uint8_t { kI4, kI4M, kI5, kI5M, kI6, kI8, kBF16, kF16, kF32 
 inline constexpr size_t kGroupRows = 16;
 inline constexpr size_t kBlockCols = 32;
 
+/// Error of a product Σ w·x over K columns against exact arithmetic on the file's weights (tests/unit/backend/
+/// kernels_test.cpp): with int8 activations Σ over blocks of max|x| / 254 · Σ|w|, since each x is off by at most half
+/// a step; for Q4_K, Q5_K and Q6_K also 2^-11 of each block's |d·q| + |m| times |x|; bf16 activations 2^-8 · Σ|w·x|;
+/// all of them K · 2^-23 · Σ|w·x| for f32 sums.
+///
 /// What a kernel wants its activation rows as.
 enum class ActKind : uint8_t { kInt8 = 0, kBF16 = 1, kF32 = 2 };
 

@@ -1,5 +1,5 @@
-// Speed of the CPU backend on SmolLM2-135M shapes with random weights, beside the memory bandwidth measured in the same
-// minutes: backend_bench [type] [threads] [context] [isa] [rounds]. Takes the best of `rounds`, since other work on the
+// Speed of the CPU backend on SmolLM2-135M shapes with random weights, or on a model's file, beside the memory bandwidth
+// measured in the same minutes: backend_bench [type or path] [threads] [context] [isa] [rounds]. Takes the best of `rounds`, since other work on the
 // machine only ever makes a round slower.
 #include <algorithm>
 #include <chrono>
@@ -11,6 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "backend/buffer.hpp"
+#ifdef BATON_BENCH_MODEL
+#include "baton/model/model.hpp"
+#endif
 #include "harness.hpp"
 
 namespace baton::backend::test {
@@ -27,9 +31,8 @@ double cpu_seconds() {
 
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-/// Bytes a second that `threads` threads read from a buffer larger than a decode step's weights.
-double read_bandwidth(uint32_t threads, size_t bytes) {
-    std::vector<uint64_t> data(bytes / 8, 1);
+/// Bytes a second that `threads` threads read from memory of a decode step's size, on huge pages as weights are.
+double read_bandwidth(uint32_t threads, const Buffer& memory) {
     double best = 0;
     for (int round = 0; round < 5; ++round) {
         std::vector<uint64_t> sums(threads * 8);
@@ -37,17 +40,18 @@ double read_bandwidth(uint32_t threads, size_t bytes) {
         std::vector<std::thread> workers;
         for (uint32_t t = 0; t < threads; ++t) {
             workers.emplace_back([&, t] {
-                const size_t n = data.size() / threads;
-                const uint64_t* p = data.data() + t * n;
+                const size_t n = memory.bytes() / 8 / threads;
+                const uint64_t* p = memory.as<uint64_t>() + t * n;
                 uint64_t s[8] = {};
-                for (size_t i = 0; i + 8 <= n; i += 8)
+                for (size_t i = 0; i + 8 <= n; i += 8) {
+                    __builtin_prefetch(p + i + 320);
                     for (size_t j = 0; j < 8; ++j) s[j] += p[i + j];
+                }
                 for (const uint64_t x : s) sums[t * 8] += x;
             });
         }
         for (auto& w : workers) w.join();
-        const double rate = static_cast<double>(bytes) / seconds_since(start);
-        if (sums[0] != 0) best = std::max(best, rate);
+        if (sums[0] != 0) best = std::max(best, static_cast<double>(memory.bytes()) / seconds_since(start));
     }
     return best;
 }
@@ -67,6 +71,23 @@ tensor::DType type_named(const std::string& name) {
     std::exit(2);
 }
 
+Plan plan_of(const std::string& what, TensorStore& head, Rng& rng) {
+#ifdef BATON_BENCH_MODEL
+    if (what.find('/') != std::string::npos) {
+        auto plan = model::load_plan(what);
+        if (plan) return std::move(*plan);
+        std::fprintf(stderr, "%s\n", plan.error().message.c_str());
+        std::exit(2);
+    }
+#endif
+    ModelOptions m;
+    m.type = type_named(what);
+    m.shape = {30, 576, 9, 3, 64, 1536, 49152, 8192};
+    Plan plan = make_plan(m);
+    if (m.type == tensor::DType::kQ4_1) plan.head = head.random(rng, tensor::DType::kQ8_0, 49152, 576, 0.05f);
+    return plan;
+}
+
 int bench(int argc, char** argv) {
     const std::string type = argc > 1 ? argv[1] : "Q4_1";
     CpuOptions o;
@@ -75,20 +96,17 @@ int bench(int argc, char** argv) {
     o.isa = argc > 4 ? argv[4] : "";
     const int rounds = argc > 5 ? std::atoi(argv[5]) : 8;
     o.blocks = 600;
-    ModelOptions m;
-    m.type = type_named(type);
-    m.shape = {30, 576, 9, 3, 64, 1536, 49152, 8192};
-    Plan plan = make_plan(m);
-    TensorStore head;
     Rng rng(7);
-    if (m.type == tensor::DType::kQ4_1) plan.head = head.random(rng, tensor::DType::kQ8_0, 49152, 576, 0.05f);
+    TensorStore head;
+    const Plan plan = plan_of(type, head, rng);
+    const uint32_t vocab = plan.shape.vocab;
     Harness h(plan, o);
     const uint32_t threads = o.threads != 0 ? o.threads : std::max(1u, std::thread::hardware_concurrency());
     const double bytes = static_cast<double>(weight_bytes(plan));
     std::vector<BlockId> blocks(512);
     for (BlockId i = 0; i < 512; ++i) blocks[i] = i;
-    const auto tokens = random_tokens(rng, 512, 49152);
-    std::vector<float> logits(49152);
+    const auto tokens = random_tokens(rng, 512, vocab);
+    std::vector<float> logits(vocab);
     double prefill_cpu = 1e9, decode_cpu = 1e9;
     const auto step = [&](uint32_t position, uint32_t n) {
         const Slice slice{n, position, blocks, true};
@@ -100,9 +118,11 @@ int bench(int argc, char** argv) {
         if (n == 1 || position == 0) least = std::min(least, cpu_time);
         return seconds_since(start);
     };
+    Buffer memory = Buffer::make(size_t{96} << 20, "bandwidth").value();
+    std::memset(memory.data(), 1, memory.bytes());
     double prefill = 1e9, decode = 1e9, bandwidth = 0;
     for (int r = 0; r < rounds; ++r) {
-        bandwidth = std::max(bandwidth, read_bandwidth(threads, size_t{96} << 20));
+        bandwidth = std::max(bandwidth, read_bandwidth(threads, memory));
         prefill = std::min(prefill, step(0, 512));
         for (uint32_t at = 512; at < context; at += 512) step(at, 512);
         for (uint32_t i = 0; i < 32; ++i) decode = std::min(decode, step(context + i, 1));
