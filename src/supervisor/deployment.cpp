@@ -160,6 +160,7 @@ void Deployment::spawn(Slot& s) {
 }
 
 void Deployment::replica_spawned(const wire::SpawnResult& result) {
+    if (over()) return;
     Slot* s = slot(result.target.replica);
     if (s == nullptr || s->epoch != result.target.epoch) return;
     s->pid = result.pid;
@@ -175,7 +176,7 @@ void Deployment::replica_spawned(const wire::SpawnResult& result) {
 
 void Deployment::replica_connected(std::shared_ptr<net::Connection> link, ReplicaId id, Epoch epoch) {
     Slot* s = slot(id);
-    if (s == nullptr || s->epoch != epoch || ending_) {
+    if (s == nullptr || s->epoch != epoch || ending_ || over()) {
         link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kInvalidArgument), "this replica is not expected"});
         link->close();
         return;
@@ -196,6 +197,7 @@ void Deployment::replica_connected(std::shared_ptr<net::Connection> link, Replic
 }
 
 void Deployment::on_replica_message(ReplicaId id, Epoch epoch, const wire::Message& message) {
+    if (over()) return;
     Slot* s = slot(id);
     if (s == nullptr || s->epoch != epoch) return;
     if (const auto* ready = std::get_if<wire::ReplicaReady>(&message)) return on_ready(*s, *ready);
@@ -338,6 +340,7 @@ void Deployment::cancel_launch() { fail_launch({ErrorCode::kCancelled, "Launch c
 // ---- loss and return of replicas --------------------------------------------------------------------------------------
 
 void Deployment::slot_down(Slot& s, const std::string& reason) {
+    if (over()) return;
     coordinator_->remove(s.id);
     links_->drop(s.id);
     if (s.state == SlotState::kUp) {
@@ -356,6 +359,7 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
 }
 
 void Deployment::replica_exited(const wire::ReplicaExited& exited) {
+    if (over()) return;
     Slot* s = slot(exited.target.replica);
     if (s == nullptr || s->epoch != exited.target.epoch) return;
     const std::string how = exited.status < 0 ? "killed by signal " + std::to_string(-exited.status)
@@ -400,6 +404,7 @@ void Deployment::respawn_later(Slot& s) {
 }
 
 void Deployment::worker_lost(const std::string& address) {
+    if (over()) return;
     tracker_->remove(address);
     for (Slot& s : slots_) {
         if (s.placement.worker_ip != address) continue;
@@ -417,16 +422,23 @@ void Deployment::worker_lost(const std::string& address) {
 }
 
 void Deployment::worker_registered(const std::string& address) {
-    if (ending_ || launch_done_) return;
-    for (Slot& s : slots_)
+    if (over() || ending_ || launch_done_) return;
+    const Workers::Worker* worker = services_.workers.find(address);
+    for (Slot& s : slots_) {
+        // The local worker of `serve` comes back on another port: it is the same host.
+        if (worker->local && services_.workers.find(s.placement.worker_ip) == nullptr) s.placement.worker_ip = address;
         if (s.placement.worker_ip == address && s.state == SlotState::kDown && !s.respawn_pending) spawn(s);
+    }
 }
 
-void Deployment::worker_stats(const std::string& address, const wire::WorkerStats& stats) { tracker_->set(address, stats); }
+void Deployment::worker_stats(const std::string& address, const wire::WorkerStats& stats) {
+    if (!over()) tracker_->set(address, stats);
+}
 
 // ---- end --------------------------------------------------------------------------------------------------------------
 
 void Deployment::set_draining(bool on) {
+    if (over()) return;
     for (Slot& s : slots_)
         if (s.state == SlotState::kUp) router_->replica_draining(steady_now(), s.target(), on);
     pump();
@@ -482,7 +494,7 @@ Expected<SequenceId> Deployment::submit(wire::Sequence sequence, TimeMs deadline
 }
 
 void Deployment::abort(SequenceId id, std::string_view reason) {
-    if (!router_) return;
+    if (over()) return;
     router_->abort(steady_now(), id, reason);
     pump();
 }

@@ -135,6 +135,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void tick();
     void event(std::string type, std::string content);
     [[nodiscard]] Slot* slot(ReplicaId id);
+    /// Everything of it has ended; late news of links and processes means nothing any more.
+    [[nodiscard]] bool over() const { return router_ == nullptr; }
 
     Services services_;
     config::LaunchRequest request_;

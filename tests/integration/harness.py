@@ -57,7 +57,7 @@ def wait_for(condition, timeout, what, step=0.02):
 class Server:
     """One supervisor with its local worker."""
 
-    def __init__(self, state_dir=None, extra=(), command="serve"):
+    def __init__(self, state_dir=None, extra=(), command="serve", env=None):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._tmp = tempfile.TemporaryDirectory(prefix="baton-test-")
@@ -65,7 +65,8 @@ class Server:
         self.log_path = Path(self._tmp.name) / "log"
         self.log_file = open(self.log_path, "ab")
         self.args = [BINARY, command, "--port", str(self.port), "--state-dir", self.state_dir, *extra]
-        self.process = subprocess.Popen(self.args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file)
+        self.process = subprocess.Popen(self.args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
+                                        env={**os.environ, **(env or {})})
         self.http = httpx.Client(base_url=self.url, timeout=120)
         wait_for(self._listens, 20, "the server listens")
         if command == "serve":
@@ -112,7 +113,10 @@ class Server:
         return [r["pid"] for r in self.replicas(uid) if role in (None, r["role"]) and r["pid"]]
 
     def wait_ready(self, timeout=60):
-        wait_for(lambda: self.http.get("/ready").status_code == 200, timeout, "ready: " + self.http.get("/ready").text, 0.05)
+        try:
+            wait_for(lambda: self.http.get("/ready").status_code == 200, timeout, "ready", 0.05)
+        except AssertionError as e:
+            raise AssertionError(f"{e}: {self.http.get('/ready').text} {self.http.get(f'/v1/models/{UID}/events').text[-1500:]}") from e
 
     def metrics(self):
         """{name: [(labels, value)]}"""

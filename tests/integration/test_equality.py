@@ -76,8 +76,10 @@ def test_same_text_everywhere(reference, topology, keys):
         assert server.metric("baton_prefill_tokens_total", role="decode") == 0
         assert server.metric("baton_fallbacks_total") == 0
         mover = keys.get("mover", "shm")
-        assert server.metric("baton_handoffs_total", mover=mover) == 3 * len(texts)
-        assert server.metric("baton_handoffs_total") == 3 * len(texts)
+        # "none": D held every block of the prompt already, nothing had to move.
+        moved = server.metric("baton_handoffs_total", mover=mover)
+        assert moved + server.metric("baton_handoffs_total", mover="none") == server.metric("baton_handoffs_total") == 3 * len(texts)
+        assert moved >= len(texts) / 2
         if "snapshot_read_always" in keys:
             assert sum(u["prompt_tokens_details"]["cached_tokens"] for _, u in crowd) > 0, "no snapshot was read"
         for pid_row in server.replicas():

@@ -220,7 +220,7 @@ def test_client_disconnect_frees_both_roles(pd, phase, stream):
 
 
 def test_client_disconnect_during_the_pull():
-    with Server(extra=["--allow-fault-hooks"]) as server:
+    with Server(env={"BATON_ALLOW_FAULT_HOOKS": "true"}) as server:
         server.launch("1p1d", fault="pull_delay_ms=1500")
         s = raw_post(server, {"model": UID, "prompt": LONG, "max_tokens": 50, "ignore_eos": True, "stream": True})
         wait_for(lambda: server.metric("baton_requests_running") == 1, 20, "first token is out, the pull is not done", 0.005)
@@ -244,7 +244,7 @@ def test_abort_route_ends_a_stream_with_an_error(pd):
 
 @pytest.mark.parametrize("fault,reason", [("corrupt", "checksum"), ("fail_pulls", None)])
 def test_a_spoiled_pull_is_computed_locally_and_counted(fault, reason):
-    with Server(extra=["--allow-fault-hooks"]) as server:
+    with Server(env={"BATON_ALLOW_FAULT_HOOKS": "true"}) as server:
         server.launch("hybrid", uid="plain")
         want = server.complete("Spoiled " + LONG, model="plain", ignore_eos=True)["choices"][0]["text"]
         # "corrupt" also spoils the launch probe, which must then be answered by local computation too.
@@ -274,7 +274,7 @@ def test_workers_of_two_pretended_hosts_use_tcp_and_survive_a_supervisor_restart
                 run = tmp_path / name
                 run.mkdir()
                 workers.append(subprocess.Popen([BINARY, "worker", "--supervisor", f"127.0.0.1:{link_port}", "--host-id", name,
-                                                 "--run-dir", str(run), "--advertise-ip", "127.0.0.1"], stderr=open(tmp_path / f"{name}.log", "ab")))
+                                                 "--run-dir", str(run), "--advertise-address", "127.0.0.1"], stderr=open(tmp_path / f"{name}.log", "ab")))
             rows = wait_for(lambda: (w := server.http.get("/v1/workers").json()) and len(w) == 2 and w, 10, "both workers")
             config = [{"role": role, "devices": [{"worker_ip": w["work-ip"], "n_gpu": 0}]} for role, w in zip(("prefill", "decode"), rows)]
             body = {"model_name": "smollm2-instruct", "model_uid": UID, "model_engine": "baton", "model_path": MODEL,
