@@ -190,6 +190,7 @@ void Deployments::save_state() const {
 }
 
 void Deployments::start_recorded() {
+    recorded_started_ = true;
     std::vector<std::pair<std::string, std::string>> bodies;
     std::ifstream in(state_path());
     if (in) {
@@ -236,7 +237,8 @@ void Deployments::replica_connected(std::shared_ptr<net::Connection> link) {
     }
     const auto it = first == std::string::npos ? all_.end() : all_.find(name.substr(0, first));
     if (it != all_.end()) return it->second->replica_connected(std::move(link), ReplicaId{replica}, Epoch{epoch});
-    link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kNotFound), "no such deployment"});
+    // While recorded deployments are still coming back a survivor of the last supervisor is only asked to try again.
+    if (recorded_started_ && !starting()) link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kNotFound), "no such deployment"});
     link->close();
 }
 

@@ -69,6 +69,7 @@ class Deployments {
     uint64_t last_sequence_ = 0;
     int startup_pending_ = 0;
     bool shutting_down_ = false;
+    bool recorded_started_ = false;
 };
 
 }  // namespace baton::supervisor
