@@ -25,15 +25,16 @@ std::string http_date() {
 
 /// A header of a handler must not be able to start another one.
 bool is_safe(const Header& header) {
-    return is_token(header.first) && std::none_of(header.second.begin(), header.second.end(), [](char c) {
+    return is_token(header.first) &&
+           std::none_of(header.second.begin(), header.second.end(), [](char c) {
                return (static_cast<uint8_t>(c) < 0x20 && c != '\t') || c == 0x7F;
            });
 }
 
 }  // namespace
 
-std::string format_head(const AnswerForm& form, int status, std::string_view content_type, int64_t length,
-                        const Headers& headers, bool keep_alive) {
+std::string format_head(const AnswerForm& form, int status, std::string_view content_type,
+                        int64_t length, const Headers& headers, bool keep_alive) {
     std::string out = "HTTP/1.1 " + std::to_string(status) + " ";
     out.append(reason_phrase(status)).append("\r\n");
     append_line(out, "Server", "baton");
@@ -88,12 +89,14 @@ void Channel::finish(bool close) {
     wake_locked();
 }
 
-void Channel::respond(int status, std::string_view body, const Headers& headers, std::string_view content_type) {
+void Channel::respond(int status, std::string_view body, const Headers& headers,
+                      std::string_view content_type) {
     std::function<void()> released;  // destroyed outside the lock: it may own anything
     const std::lock_guard lock(mutex_);
     if (state_ != State::kOpen || detached_) return;
     const bool keep_alive = form_.keep_alive && !stopping_() && !client_gone();
-    append(format_head(form_, status, content_type, static_cast<int64_t>(body.size()), headers, keep_alive));
+    append(format_head(form_, status, content_type, static_cast<int64_t>(body.size()), headers,
+                       keep_alive));
     if (!form_.head_only && status != 204 && status != 304) append(body);
     released = std::move(on_disconnect_);
     on_disconnect_ = nullptr;
@@ -166,7 +169,9 @@ void Channel::abandon() {
         open = state_ == State::kOpen && !client_gone();
         released.swap(on_disconnect_);
     }
-    if (open) return respond(500, protocol_error_body(500, "the request ended without an answer"), {}, "application/json");
+    if (open)
+        return respond(500, protocol_error_body(500, "the request ended without an answer"), {},
+                       "application/json");
     fail();
 }
 

@@ -21,18 +21,21 @@ struct AnswerForm {
 };
 
 /// The head of an answer. `length` < 0: chunked (HTTP/1.1) or ended by closing (HTTP/1.0).
-[[nodiscard]] std::string format_head(const AnswerForm& form, int status, std::string_view content_type, int64_t length,
+[[nodiscard]] std::string format_head(const AnswerForm& form, int status,
+                                      std::string_view content_type, int64_t length,
                                       const Headers& headers, bool keep_alive);
 
-/// The meeting place of one exchange (any thread) and its connection (one I/O thread): bytes to send and the state of
-/// the answer. `wake` is called, under the lock, whenever the connection has something to do; it only posts. After
-/// detach() the channel never calls it again, so the connection's io_context may go.
+/// The meeting place of one exchange (any thread) and its connection (one I/O thread): bytes to
+/// send and the state of the answer. `wake` is called, under the lock, whenever the connection has
+/// something to do; it only posts. After detach() the channel never calls it again, so the
+/// connection's io_context may go.
 class Channel {
   public:
     Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping);
 
     // ---- exchange side, any thread
-    void respond(int status, std::string_view body, const Headers& headers, std::string_view content_type);
+    void respond(int status, std::string_view body, const Headers& headers,
+                 std::string_view content_type);
     bool begin_stream(const StreamStart& start);
     bool write(std::string_view bytes);
     void end();
@@ -47,10 +50,10 @@ class Channel {
     // ---- connection side, its I/O thread
     struct Taken {
         std::string bytes;
-        bool finished = false;   ///< nothing more will come
-        bool close = false;      ///< after the bytes
-        bool broken = false;     ///< close without grace
-        bool overflow = false;   ///< the client does not read: drop it now
+        bool finished = false;  ///< nothing more will come
+        bool close = false;     ///< after the bytes
+        bool broken = false;    ///< close without grace
+        bool overflow = false;  ///< the client does not read: drop it now
     };
     [[nodiscard]] Taken take();
     void sent(size_t bytes) { unsent_.fetch_sub(bytes, std::memory_order_relaxed); }
@@ -58,10 +61,11 @@ class Channel {
         bool incomplete = false;    ///< the answer was not complete
         bool nothing_left = false;  ///< the connection has nothing left to wait for
     };
-    /// The client closed its side. A plain answer may still be sent (it may only have shut down its sending side), a
-    /// stream may not.
+    /// The client closed its side. A plain answer may still be sent (it may only have shut down its
+    /// sending side), a stream may not.
     [[nodiscard]] PeerClosed peer_closed();
-    /// The connection is gone. Fires on_disconnect when the answer was not complete; returns whether that was so.
+    /// The connection is gone. Fires on_disconnect when the answer was not complete; returns
+    /// whether that was so.
     bool detach();
     /// Milliseconds of silence after which a stream wants a ping; 0: never.
     [[nodiscard]] int64_t ping_ms() const { return ping_ms_.load(std::memory_order_relaxed); }
@@ -78,7 +82,7 @@ class Channel {
 
     const AnswerForm form_;
     mutable std::mutex mutex_;
-    std::function<void()> wake_;           // empty once detached
+    std::function<void()> wake_;  // empty once detached
     std::function<bool()> stopping_;
     std::function<void()> on_disconnect_;
     std::string outbox_;

@@ -32,7 +32,8 @@ struct Address {
 Expected<Address> parse_url(std::string_view url) {
     constexpr std::string_view kScheme = "http://";
     const auto bad = [] {
-        return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port", "base_url");
+        return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port",
+                    "base_url");
     };
     if (!url.starts_with(kScheme)) return bad();
     url.remove_prefix(kScheme.size());
@@ -55,7 +56,8 @@ Expected<Address> parse_url(std::string_view url) {
     const auto clean = [](std::string_view text) {
         return !text.empty() && text.find_first_of(" \t\r\n") == std::string_view::npos;
     };
-    if (!clean(out.host) || !clean(out.port) || (!out.prefix.empty() && !clean(out.prefix))) return bad();
+    if (!clean(out.host) || !clean(out.port) || (!out.prefix.empty() && !clean(out.prefix)))
+        return bad();
     return out;
 }
 
@@ -91,8 +93,8 @@ class ClientOnSockets final : public Client {
     }
 
   private:
-    Expected<ClientResponse> exchange(std::string_view method, std::string_view target, std::string_view json_body,
-                                      const OnData* on_data);
+    Expected<ClientResponse> exchange(std::string_view method, std::string_view target,
+                                      std::string_view json_body, const OnData* on_data);
     Expected<void> connect();
     Expected<void> send(std::string_view bytes);
     Expected<void> fill();
@@ -104,7 +106,9 @@ class ClientOnSockets final : public Client {
     Expected<void> read_body(const ClientResponse& response, bool head_only);
     Expected<void> deliver(std::string_view bytes);
     void drop();
-    static tl::unexpected<Error> broken() { return fail(ErrorCode::kIo, "the server closed the connection"); }
+    static tl::unexpected<Error> broken() {
+        return fail(ErrorCode::kIo, "the server closed the connection");
+    }
 
     const ClientOptions options_;
     const Address address_;
@@ -154,7 +158,8 @@ Expected<void> ClientOnSockets::connect() {
         break;
     }
     ::freeaddrinfo(found);
-    if (!socket_) return fail(ErrorCode::kUnavailable, "no server answers at http://" + address_.host_header);
+    if (!socket_)
+        return fail(ErrorCode::kUnavailable, "no server answers at http://" + address_.host_header);
     return {};
 }
 
@@ -176,7 +181,8 @@ Expected<void> ClientOnSockets::send(std::string_view bytes) {
     return {};
 }
 
-/// Reads what is there into the buffer, waiting for at least one byte. At the end of the stream saw_eof_ is set.
+/// Reads what is there into the buffer, waiting for at least one byte. At the end of the stream
+/// saw_eof_ is set.
 Expected<void> ClientOnSockets::fill() {
     std::array<char, 64 * 1024> bytes;  // NOLINT: filled by recv
     for (;;) {
@@ -208,7 +214,8 @@ Expected<std::string> ClientOnSockets::read_line() {
             buffer_.erase(0, end + 2);
             return line;
         }
-        if (buffer_.size() > limits::kHeaderBytesMax) return fail(ErrorCode::kIo, "the server's answer is malformed");
+        if (buffer_.size() > limits::kHeaderBytesMax)
+            return fail(ErrorCode::kIo, "the server's answer is malformed");
         searched = buffer_.empty() ? 0 : buffer_.size() - 1;
         BATON_TRY(fill());
         if (saw_eof_) return broken();
@@ -221,14 +228,17 @@ Expected<ClientResponse> ClientOnSockets::read_head() {
         BATON_TRY_ASSIGN(const std::string first, read_line());
         const auto bad = [] { return fail(ErrorCode::kIo, "the server's answer is malformed"); };
         if (!first.starts_with("HTTP/1.") || first.size() < 12) return bad();
-        if (std::from_chars(first.data() + 9, first.data() + 12, response.status).ec != std::errc{}) return bad();
+        if (std::from_chars(first.data() + 9, first.data() + 12, response.status).ec != std::errc{})
+            return bad();
         for (;;) {
             BATON_TRY_ASSIGN(const std::string line, read_line());
             if (line.empty()) break;
             const size_t colon = line.find(':');
-            if (colon == std::string::npos || response.headers.size() >= limits::kHeaderFieldsMax) return bad();
-            response.headers.emplace_back(to_lower(std::string_view(line).substr(0, colon)),
-                                          std::string(trim(std::string_view(line).substr(colon + 1))));
+            if (colon == std::string::npos || response.headers.size() >= limits::kHeaderFieldsMax)
+                return bad();
+            response.headers.emplace_back(
+                to_lower(std::string_view(line).substr(0, colon)),
+                std::string(trim(std::string_view(line).substr(colon + 1))));
         }
         if (response.status >= 200) return response;
     }
@@ -247,7 +257,8 @@ Expected<void> ClientOnSockets::deliver(std::string_view bytes) {
         const size_t end = bytes.find('\n');
         event_line_.append(bytes.substr(0, end));
         if (end == std::string_view::npos) {
-            if (event_line_.size() > options_.body_bytes_max) return fail(ErrorCode::kIo, "an event is too large");
+            if (event_line_.size() > options_.body_bytes_max)
+                return fail(ErrorCode::kIo, "an event is too large");
             return {};
         }
         bytes.remove_prefix(end + 1);
@@ -319,13 +330,19 @@ Expected<void> ClientOnSockets::read_body(const ClientResponse& response, bool h
 }
 
 Expected<ClientResponse> ClientOnSockets::exchange(std::string_view method, std::string_view target,
-                                                   std::string_view json_body, const OnData* on_data) {
+                                                   std::string_view json_body,
+                                                   const OnData* on_data) {
     saw_eof_ = false;
     BATON_TRY(connect());
     std::string head;
-    head.append(method).append(" ").append(address_.prefix).append(target).append(" HTTP/1.1\r\nHost: ");
+    head.append(method)
+        .append(" ")
+        .append(address_.prefix)
+        .append(target)
+        .append(" HTTP/1.1\r\nHost: ");
     head.append(address_.host_header).append("\r\nAccept: */*\r\n");
-    if (!options_.api_key.empty()) head.append("Authorization: Bearer ").append(options_.api_key).append("\r\n");
+    if (!options_.api_key.empty())
+        head.append("Authorization: Bearer ").append(options_.api_key).append("\r\n");
     if (!json_body.empty() || method == "POST" || method == "PUT") {
         if (!json_body.empty()) head.append("Content-Type: application/json\r\n");
         head.append("Content-Length: ").append(std::to_string(json_body.size())).append("\r\n");
@@ -345,7 +362,8 @@ Expected<ClientResponse> ClientOnSockets::exchange(std::string_view method, std:
         return response;
     };
     auto result = run();
-    const bool reusable = result && !stopped_ && !saw_eof_ && to_lower(result->header("connection")) != "close";
+    const bool reusable =
+        result && !stopped_ && !saw_eof_ && to_lower(result->header("connection")) != "close";
     if (!reusable) drop();
     return result;
 }
@@ -361,7 +379,8 @@ std::string_view ClientResponse::header(std::string_view lower_case_name) const 
 
 Expected<std::unique_ptr<Client>> Client::create(ClientOptions options) {
     BATON_TRY_ASSIGN(Address address, parse_url(options.base_url));
-    return std::unique_ptr<Client>(std::make_unique<ClientOnSockets>(std::move(options), std::move(address)));
+    return std::unique_ptr<Client>(
+        std::make_unique<ClientOnSockets>(std::move(options), std::move(address)));
 }
 
 }  // namespace baton::http

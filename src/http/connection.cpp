@@ -12,7 +12,7 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kReadBytes = 64 * 1024;
-constexpr int kReadsPerTurn = 4;          ///< then other connections of the thread get their turn
+constexpr int kReadsPerTurn = 4;  ///< then other connections of the thread get their turn
 constexpr size_t kAheadBytesMax = 64 * 1024;
 constexpr size_t kLingerBytesMax = 1024 * 1024;
 constexpr int64_t kLingerMs = 2'000;
@@ -26,14 +26,17 @@ class ExchangeOfChannel final : public Exchange {
 
     const Request& request() const override { return request_; }
     std::string take_body() override { return std::exchange(request_.body, {}); }
-    void respond(int status, std::string body, Headers headers, std::string_view content_type) override {
+    void respond(int status, std::string body, Headers headers,
+                 std::string_view content_type) override {
         channel_->respond(status, body, headers, content_type);
     }
     bool begin_stream(StreamStart start) override { return channel_->begin_stream(start); }
     bool write(std::string bytes) override { return channel_->write(bytes); }
     void end() override { channel_->end(); }
     void fail() override { channel_->fail(); }
-    void on_disconnect(std::function<void()> callback) override { channel_->on_disconnect(std::move(callback)); }
+    void on_disconnect(std::function<void()> callback) override {
+        channel_->on_disconnect(std::move(callback));
+    }
     bool client_gone() const override { return channel_->client_gone(); }
     bool answered() const override { return channel_->answered(); }
     size_t unsent_bytes() const override { return channel_->unsent_bytes(); }
@@ -114,7 +117,8 @@ void Connection::drop() {
 
 void Connection::drop_if_idle(bool reading_too) {
     asio::post(io_, [self = shared_from_this(), reading_too] {
-        if (self->phase_ == Phase::kIdle || (reading_too && self->phase_ == Phase::kReading)) self->close();
+        if (self->phase_ == Phase::kIdle || (reading_too && self->phase_ == Phase::kReading))
+            self->close();
     });
 }
 
@@ -123,16 +127,18 @@ void Connection::evict() {
     drop_if_idle(true);
 }
 
-// ---- reading -------------------------------------------------------------------------------------------------------
+// ---- reading
+// -------------------------------------------------------------------------------------------------------
 
 void Connection::wait_readable() {
     if (reading_ || peer_eof_ || phase_ == Phase::kClosed) return;
     reading_ = true;
-    socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](const boost::system::error_code& ec) {
-        self->reading_ = false;
-        if (ec || self->phase_ == Phase::kClosed) return;
-        self->on_readable();
-    });
+    socket_.async_wait(asio::ip::tcp::socket::wait_read,
+                       [self = shared_from_this()](const boost::system::error_code& ec) {
+                           self->reading_ = false;
+                           if (ec || self->phase_ == Phase::kClosed) return;
+                           self->on_readable();
+                       });
 }
 
 void Connection::on_readable() {
@@ -186,12 +192,16 @@ void Connection::on_bytes(std::string_view bytes) {
             case RequestParser::Event::kNeedMore:
                 if (phase_ == Phase::kReading && body_started_ != 0) {
                     if (!budget_.grow_to(parser_.request().body.size())) {
-                        return refuse(503, "too many request bodies at once", {{"Retry-After", "1"}});
+                        return refuse(503, "too many request bodies at once",
+                                      {{"Retry-After", "1"}});
                     }
-                    // Thirty seconds, and one more for each kilobyte that has come: a trickle runs out of time.
-                    const auto earned = static_cast<int64_t>(parser_.request().body.size()) * 1000 /
-                                        std::max<int64_t>(1, state_->options.body_bytes_per_second_min);
-                    set_deadline(read_deadline_, body_started_ + state_->options.body_timeout_ms + earned);
+                    // Thirty seconds, and one more for each kilobyte that has come: a trickle runs
+                    // out of time.
+                    const auto earned =
+                        static_cast<int64_t>(parser_.request().body.size()) * 1000 /
+                        std::max<int64_t>(1, state_->options.body_bytes_per_second_min);
+                    set_deadline(read_deadline_,
+                                 body_started_ + state_->options.body_timeout_ms + earned);
                 }
                 return;
             case RequestParser::Event::kHead:
@@ -209,8 +219,9 @@ void Connection::on_bytes(std::string_view bytes) {
     }
 }
 
-/// Keeps what belongs to further requests. Reading never pauses, because the end of the stream comes behind the data:
-/// a client that sends more than the bound ahead of its answer loses it, and the connection after that answer.
+/// Keeps what belongs to further requests. Reading never pauses, because the end of the stream
+/// comes behind the data: a client that sends more than the bound ahead of its answer loses it, and
+/// the connection after that answer.
 void Connection::read_ahead(std::string_view bytes) {
     if (close_after_) return;
     ahead_.append(bytes);
@@ -235,7 +246,8 @@ bool Connection::on_head() {
     body_started_ = steady_now().ms;
     set_deadline(read_deadline_, body_started_ + state_->options.body_timeout_ms);
     if (has_body && parser_.expects_continue()) {
-        // Only now that nothing speaks against the request. A blocked socket here means a client that does not read.
+        // Only now that nothing speaks against the request. A blocked socket here means a client
+        // that does not read.
         boost::system::error_code ec;
         constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
         if (socket_.write_some(asio::buffer(kContinue), ec) != kContinue.size()) {
@@ -270,10 +282,12 @@ void Connection::on_request() {
     body_started_ = 0;
     ++state_->requests;
     open_channel();
-    if (is_preflight(state_->options, parser_.request())) return channel_->respond(204, "", preflight_headers(), "");
+    if (is_preflight(state_->options, parser_.request()))
+        return channel_->respond(204, "", preflight_headers(), "");
     state_->exchange_started();
     counted_ = true;
-    auto exchange = std::make_shared<ExchangeOfChannel>(std::move(parser_.request()), channel_, std::move(budget_));
+    auto exchange = std::make_shared<ExchangeOfChannel>(std::move(parser_.request()), channel_,
+                                                        std::move(budget_));
     budget_ = BodyBudget(state_);
     try {
         state_->handler(std::move(exchange));
@@ -286,7 +300,8 @@ void Connection::on_request() {
     }
 }
 
-/// Answers a request that no handler will see. The connection closes after it, unless the request has no body.
+/// Answers a request that no handler will see. The connection closes after it, unless the request
+/// has no body.
 void Connection::refuse(int status, std::string_view message, Headers headers) {
     ++state_->protocol_errors;
     const bool framing_known = status == 401 || status == 421;
@@ -310,7 +325,8 @@ void Connection::next_request() {
     wait_readable();
 }
 
-// ---- writing -------------------------------------------------------------------------------------------------------
+// ---- writing
+// -------------------------------------------------------------------------------------------------------
 
 void Connection::flush() {
     if (writing_ || phase_ == Phase::kClosed || phase_ == Phase::kLinger) return;
@@ -331,20 +347,23 @@ void Connection::flush() {
     }
 }
 
-/// Writes until all is out or the socket is full. False when it must wait or the connection is gone.
+/// Writes until all is out or the socket is full. False when it must wait or the connection is
+/// gone.
 bool Connection::write_some() {
     while (out_sent_ < out_.size()) {
         boost::system::error_code ec;
-        const size_t size = socket_.write_some(asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
+        const size_t size =
+            socket_.write_some(asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
         if (ec == asio::error::would_block || ec == asio::error::try_again) {
             writing_ = true;
             set_deadline(write_deadline_, steady_now().ms + state_->options.write_stall_ms);
-            socket_.async_wait(asio::ip::tcp::socket::wait_write,
-                               [self = shared_from_this()](const boost::system::error_code& wait_ec) {
-                                   self->writing_ = false;
-                                   self->set_deadline(self->write_deadline_, INT64_MAX);
-                                   if (!wait_ec) self->flush();
-                               });
+            socket_.async_wait(
+                asio::ip::tcp::socket::wait_write,
+                [self = shared_from_this()](const boost::system::error_code& wait_ec) {
+                    self->writing_ = false;
+                    self->set_deadline(self->write_deadline_, INT64_MAX);
+                    if (!wait_ec) self->flush();
+                });
             return false;
         }
         if (ec) {
@@ -369,10 +388,11 @@ void Connection::finish_exchange(const Channel::Taken& taken) {
     next_request();
 }
 
-// ---- ending --------------------------------------------------------------------------------------------------------
+// ---- ending
+// --------------------------------------------------------------------------------------------------------
 
-/// Closing a socket with unread bytes resets it, and the client may lose the answer it has not read yet: so say that
-/// we are done, and read on for a moment.
+/// Closing a socket with unread bytes resets it, and the client may lose the answer it has not read
+/// yet: so say that we are done, and read on for a moment.
 void Connection::linger() {
     phase_ = Phase::kLinger;
     boost::system::error_code ec;
@@ -401,15 +421,16 @@ void Connection::close() {
     state_->connections.erase(this);
 }
 
-// ---- time ----------------------------------------------------------------------------------------------------------
+// ---- time
+// ----------------------------------------------------------------------------------------------------------
 
 void Connection::set_deadline(int64_t& slot, int64_t at_ms) {
     slot = at_ms;
     if (at_ms < armed_at_) arm();
 }
 
-/// The timer runs to the earliest deadline. A deadline that moves later leaves it alone: it wakes once too early and is
-/// set anew, which is cheaper than setting it with every token.
+/// The timer runs to the earliest deadline. A deadline that moves later leaves it alone: it wakes
+/// once too early and is set anew, which is cheaper than setting it with every token.
 void Connection::arm() {
     if (phase_ == Phase::kClosed) return;
     armed_at_ = std::min({read_deadline_, write_deadline_, ping_at_});

@@ -23,14 +23,16 @@ class Connection;
 
 /// What all connections of a server share. Any thread.
 struct ServerState {
-    ServerState(ServerOptions o, Handler h) : options(std::move(o)), handler(std::move(h)), keys(options) {}
+    ServerState(ServerOptions o, Handler h)
+        : options(std::move(o)), handler(std::move(h)), keys(options) {}
 
     const ServerOptions options;
     const Handler handler;
     const KeyRing keys;
     std::atomic<bool> stopping = false;
     std::atomic<size_t> body_bytes = 0;  ///< of all bodies being read or not yet answered
-    std::atomic<uint64_t> requests = 0, protocol_errors = 0, unauthorized = 0, disconnects = 0, refused = 0;
+    std::atomic<uint64_t> requests = 0, protocol_errors = 0, unauthorized = 0, disconnects = 0,
+                          refused = 0;
 
     std::mutex mutex;
     std::condition_variable idle;
@@ -59,8 +61,9 @@ class BodyBudget {
     size_t held_ = 0;
 };
 
-/// One client connection: reads requests one after another, hands each to the handler, writes its answer, and notices
-/// at any time when the client goes away. Lives on one I/O thread; only drop() and idle_since() are for others.
+/// One client connection: reads requests one after another, hands each to the handler, writes its
+/// answer, and notices at any time when the client goes away. Lives on one I/O thread; only drop()
+/// and idle_since() are for others.
 class Connection : public std::enable_shared_from_this<Connection> {
   public:
     Connection(boost::asio::io_context& io, boost::asio::ip::tcp::socket socket, std::string remote,
@@ -70,13 +73,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void start();
     /// Closes at once. Any thread.
     void drop();
-    /// Closes unless a request is being served; one that is still arriving counts as idle where `reading_too`. Any
-    /// thread.
+    /// Closes unless a request is being served; one that is still arriving counts as idle where
+    /// `reading_too`. Any thread.
     void drop_if_idle(bool reading_too);
-    /// As drop_if_idle(true), and idle_since_ms() is INT64_MAX from now on, so that the next victim is another one.
+    /// As drop_if_idle(true), and idle_since_ms() is INT64_MAX from now on, so that the next victim
+    /// is another one.
     void evict();
     /// Since when no request is being served (INT64_MAX while one is). Any thread.
-    [[nodiscard]] int64_t idle_since_ms() const { return idle_since_.load(std::memory_order_relaxed); }
+    [[nodiscard]] int64_t idle_since_ms() const {
+        return idle_since_.load(std::memory_order_relaxed);
+    }
 
   private:
     enum class Phase : uint8_t {
@@ -123,14 +129,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
     RequestParser parser_;
     BodyBudget budget_;
     std::shared_ptr<Channel> channel_;
-    std::shared_ptr<Connection> serving_self_;  ///< keeps this alive while the answer is all that is awaited
-    std::string ahead_;   ///< bytes of further requests, read while one is served
-    std::string out_;     ///< being written
+    std::shared_ptr<Connection>
+        serving_self_;   ///< keeps this alive while the answer is all that is awaited
+    std::string ahead_;  ///< bytes of further requests, read while one is served
+    std::string out_;    ///< being written
     size_t out_sent_ = 0;
     Channel::Taken taken_;
     Phase phase_ = Phase::kIdle;
-    bool reading_ = false;       ///< a wait for readability is out
-    bool writing_ = false;       ///< a wait for writability is out
+    bool reading_ = false;  ///< a wait for readability is out
+    bool writing_ = false;  ///< a wait for writability is out
     bool peer_eof_ = false;
     bool close_after_ = false;
     bool counted_ = false;       ///< the exchange is in ServerState::exchanges

@@ -11,7 +11,8 @@ namespace {
 std::string_view presented_key(const Request& request) {
     const std::string_view authorization = request.header("authorization");
     constexpr std::string_view kScheme = "bearer ";
-    if (to_lower(authorization.substr(0, kScheme.size())) == kScheme) return trim(authorization.substr(kScheme.size()));
+    if (to_lower(authorization.substr(0, kScheme.size())) == kScheme)
+        return trim(authorization.substr(kScheme.size()));
     return request.header("x-api-key");
 }
 
@@ -20,8 +21,8 @@ std::string_view as_text(const Digest& digest) {
 }
 
 bool origin_allowed(const ServerOptions& options, std::string_view origin) {
-    return !origin.empty() &&
-           std::find(options.cors_origins.begin(), options.cors_origins.end(), origin) != options.cors_origins.end();
+    return !origin.empty() && std::find(options.cors_origins.begin(), options.cors_origins.end(),
+                                        origin) != options.cors_origins.end();
 }
 
 std::string host_name(std::string_view host) {
@@ -36,8 +37,10 @@ bool is_json_type(std::string_view type) {
 }  // namespace
 
 KeyRing::KeyRing(const ServerOptions& options) : open_paths_(options.open_paths) {
-    for (const std::string& key : options.admin_keys) keys_.push_back({sha256(key), Access::kAdmin});
-    for (const std::string& key : options.inference_keys) keys_.push_back({sha256(key), Access::kInference});
+    for (const std::string& key : options.admin_keys)
+        keys_.push_back({sha256(key), Access::kAdmin});
+    for (const std::string& key : options.inference_keys)
+        keys_.push_back({sha256(key), Access::kInference});
 }
 
 std::optional<Access> KeyRing::access_of(const Request& request) const {
@@ -47,19 +50,23 @@ std::optional<Access> KeyRing::access_of(const Request& request) const {
     if (!key.empty()) {
         const Digest digest = sha256(key);
         for (const Key& known : keys_) {
-            if (equal_constant_time(as_text(known.digest), as_text(digest))) found = std::max(found.value_or(known.access), known.access);
+            if (equal_constant_time(as_text(known.digest), as_text(digest)))
+                found = std::max(found.value_or(known.access), known.access);
         }
     }
-    if (!found && std::find(open_paths_.begin(), open_paths_.end(), request.path) != open_paths_.end()) {
+    if (!found &&
+        std::find(open_paths_.begin(), open_paths_.end(), request.path) != open_paths_.end()) {
         found = Access::kOpen;
     }
     return found;
 }
 
-std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys, Request& request, bool has_body) {
+std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys,
+                                  Request& request, bool has_body) {
     if (!options.allowed_hosts.empty()) {
         const std::string host = host_name(request.header("host"));
-        if (std::find(options.allowed_hosts.begin(), options.allowed_hosts.end(), host) == options.allowed_hosts.end()) {
+        if (std::find(options.allowed_hosts.begin(), options.allowed_hosts.end(), host) ==
+            options.allowed_hosts.end()) {
             return Refusal{421, "this host name is not served here", {}};
         }
     }
@@ -72,7 +79,8 @@ std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& k
     if (!encoding.empty() && to_lower(encoding) != "identity") {
         return Refusal{415, "compressed request bodies are not supported", {}};
     }
-    // A form or plain text body needs no preflight, so any web page could send it: refusing it keeps foreign pages out.
+    // A form or plain text body needs no preflight, so any web page could send it: refusing it
+    // keeps foreign pages out.
     const std::string_view type = request.header("content-type");
     if (has_body && !type.empty() && !is_json_type(type)) {
         return Refusal{415, "the request body must be application/json", {}};
@@ -88,14 +96,16 @@ std::string cors_lines(const ServerOptions& options, const Request& request) {
 }
 
 bool is_preflight(const ServerOptions& options, const Request& request) {
-    return request.method == "OPTIONS" && !request.header("access-control-request-method").empty() &&
+    return request.method == "OPTIONS" &&
+           !request.header("access-control-request-method").empty() &&
            origin_allowed(options, request.header("origin"));
 }
 
 Headers preflight_headers() {
-    return {{"Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, DELETE, OPTIONS"},
-            {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, X-Request-Id"},
-            {"Access-Control-Max-Age", "600"}};
+    return {
+        {"Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, DELETE, OPTIONS"},
+        {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, X-Request-Id"},
+        {"Access-Control-Max-Age", "600"}};
 }
 
 }  // namespace baton::http

@@ -10,7 +10,8 @@
 
 namespace baton::http {
 
-/// Which keys may do what. Keys are kept as digests and compared in constant time, all of them every time.
+/// Which keys may do what. Keys are kept as digests and compared in constant time, all of them
+/// every time.
 class KeyRing {
   public:
     explicit KeyRing(const ServerOptions& options);
@@ -33,14 +34,15 @@ struct Refusal {
     Headers headers;
 };
 
-/// Checks a complete head, before its body is read: Host allow-list, key, Content-Encoding and Content-Type. Sets
-/// request.access. `has_body`: a non-empty body is announced.
-[[nodiscard]] std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys, Request& request,
-                                                bool has_body);
+/// Checks a complete head, before its body is read: Host allow-list, key, Content-Encoding and
+/// Content-Type. Sets request.access. `has_body`: a non-empty body is announced.
+[[nodiscard]] std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys,
+                                                Request& request, bool has_body);
 
 /// The CORS header lines for a request's answer; "" for origins that are not configured.
 [[nodiscard]] std::string cors_lines(const ServerOptions& options, const Request& request);
-/// True when a request is a CORS preflight of a configured origin: it is answered 204 without a key.
+/// True when a request is a CORS preflight of a configured origin: it is answered 204 without a
+/// key.
 [[nodiscard]] bool is_preflight(const ServerOptions& options, const Request& request);
 /// Headers of that answer.
 [[nodiscard]] Headers preflight_headers();

@@ -26,8 +26,8 @@ size_t utf8_length(std::string_view text, size_t pos) {
         if ((at(pos + i) & 0xC0) != 0x80) return 0;
     }
     const uint8_t second = at(pos + 1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
-        (lead == 0xF4 && second > 0x8F)) {
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) {
         return 0;
     }
     return length;
@@ -43,7 +43,8 @@ bool is_clean_text(std::string_view text) {
     return true;
 }
 
-/// Percent-decodes; nothing when an escape is malformed or the result holds control characters or invalid UTF-8.
+/// Percent-decodes; nothing when an escape is malformed or the result holds control characters or
+/// invalid UTF-8.
 std::optional<std::string> percent_decode(std::string_view text, bool plus_is_space) {
     std::string out;
     out.reserve(text.size());
@@ -84,7 +85,8 @@ bool split_query(Request& request, std::string_view query) {
         if (!pair.empty()) {
             const size_t equals = pair.find('=');
             auto name = percent_decode(pair.substr(0, equals), true);
-            auto value = percent_decode(equals == std::string_view::npos ? "" : pair.substr(equals + 1), true);
+            auto value = percent_decode(
+                equals == std::string_view::npos ? "" : pair.substr(equals + 1), true);
             if (!name || !value) return false;
             request.query.emplace_back(std::move(*name), std::move(*value));
         }
@@ -137,9 +139,11 @@ bool parse_target(Request& request) {
     }
     const size_t mark = target.find('?');
     request.path = target.substr(0, mark);
-    if (request.path.empty() && request.target.front() != '/') request.path.push_back('/');  // absolute form without a path
+    if (request.path.empty() && request.target.front() != '/')
+        request.path.push_back('/');  // absolute form without a path
     if (!request.path.starts_with('/')) return false;
-    return split_path(request) && (mark == std::string_view::npos || split_query(request, target.substr(mark + 1)));
+    return split_path(request) &&
+           (mark == std::string_view::npos || split_query(request, target.substr(mark + 1)));
 }
 
 std::string_view Request::header(std::string_view lower_case_name) const {
@@ -158,35 +162,64 @@ const std::string* Request::query_value(std::string_view name) const {
 
 std::string_view reason_phrase(int status) {
     switch (status) {
-        case 100: return "Continue";
-        case 200: return "OK";
-        case 201: return "Created";
-        case 202: return "Accepted";
-        case 204: return "No Content";
-        case 304: return "Not Modified";
-        case 400: return "Bad Request";
-        case 401: return "Unauthorized";
-        case 403: return "Forbidden";
-        case 404: return "Not Found";
-        case 405: return "Method Not Allowed";
-        case 408: return "Request Timeout";
-        case 409: return "Conflict";
-        case 411: return "Length Required";
-        case 413: return "Content Too Large";
-        case 414: return "URI Too Long";
-        case 415: return "Unsupported Media Type";
-        case 417: return "Expectation Failed";
-        case 421: return "Misdirected Request";
-        case 422: return "Unprocessable Content";
-        case 429: return "Too Many Requests";
-        case 431: return "Request Header Fields Too Large";
-        case 499: return "Client Closed Request";
-        case 500: return "Internal Server Error";
-        case 501: return "Not Implemented";
-        case 503: return "Service Unavailable";
-        case 504: return "Gateway Timeout";
-        case 505: return "HTTP Version Not Supported";
-        default: return "Unknown";
+        case 100:
+            return "Continue";
+        case 200:
+            return "OK";
+        case 201:
+            return "Created";
+        case 202:
+            return "Accepted";
+        case 204:
+            return "No Content";
+        case 304:
+            return "Not Modified";
+        case 400:
+            return "Bad Request";
+        case 401:
+            return "Unauthorized";
+        case 403:
+            return "Forbidden";
+        case 404:
+            return "Not Found";
+        case 405:
+            return "Method Not Allowed";
+        case 408:
+            return "Request Timeout";
+        case 409:
+            return "Conflict";
+        case 411:
+            return "Length Required";
+        case 413:
+            return "Content Too Large";
+        case 414:
+            return "URI Too Long";
+        case 415:
+            return "Unsupported Media Type";
+        case 417:
+            return "Expectation Failed";
+        case 421:
+            return "Misdirected Request";
+        case 422:
+            return "Unprocessable Content";
+        case 429:
+            return "Too Many Requests";
+        case 431:
+            return "Request Header Fields Too Large";
+        case 499:
+            return "Client Closed Request";
+        case 500:
+            return "Internal Server Error";
+        case 501:
+            return "Not Implemented";
+        case 503:
+            return "Service Unavailable";
+        case 504:
+            return "Gateway Timeout";
+        case 505:
+            return "HTTP Version Not Supported";
+        default:
+            return "Unknown";
     }
 }
 
@@ -194,21 +227,48 @@ std::string protocol_error_body(int status, std::string_view message) {
     std::string_view type = status >= 500 ? "server_error" : "invalid_request_error";
     std::string_view code = "invalid_request";
     switch (status) {
-        case 401: type = "authentication_error"; code = "invalid_api_key"; break;
-        case 403: type = "permission_error"; code = "forbidden"; break;
-        case 404: code = "not_found"; break;
-        case 405: code = "method_not_allowed"; break;
-        case 408: code = "request_timeout"; break;
-        case 413: code = "body_too_large"; break;
-        case 415: code = "unsupported_media_type"; break;
-        case 500: code = "internal_error"; break;
-        case 501: code = "not_implemented"; break;
-        case 503: code = "unavailable"; break;
-        default: break;
+        case 401:
+            type = "authentication_error";
+            code = "invalid_api_key";
+            break;
+        case 403:
+            type = "permission_error";
+            code = "forbidden";
+            break;
+        case 404:
+            code = "not_found";
+            break;
+        case 405:
+            code = "method_not_allowed";
+            break;
+        case 408:
+            code = "request_timeout";
+            break;
+        case 413:
+            code = "body_too_large";
+            break;
+        case 415:
+            code = "unsupported_media_type";
+            break;
+        case 500:
+            code = "internal_error";
+            break;
+        case 501:
+            code = "not_implemented";
+            break;
+        case 503:
+            code = "unavailable";
+            break;
+        default:
+            break;
     }
     // Messages here are constants of our own: nothing in them needs escaping.
     std::string out = R"({"error":{"message":")";
-    out.append(message).append(R"(","type":")").append(type).append(R"(","param":null,"code":")").append(code);
+    out.append(message)
+        .append(R"(","type":")")
+        .append(type)
+        .append(R"(","param":null,"code":")")
+        .append(code);
     out.append(R"("},"detail":")").append(message).append(R"("})");
     return out;
 }

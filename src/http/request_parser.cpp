@@ -6,7 +6,9 @@
 namespace baton::http {
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
 
 int hex_value(char c) {
     if (is_digit(c)) return c - '0';
@@ -15,7 +17,8 @@ int hex_value(char c) {
     return -1;
 }
 
-/// A field value may hold visible characters, spaces, tabs and bytes above 127: no control characters.
+/// A field value may hold visible characters, spaces, tabs and bytes above 127: no control
+/// characters.
 bool is_field_value(std::string_view value) {
     return std::all_of(value.begin(), value.end(), [](char c) {
         const auto byte = static_cast<uint8_t>(c);
@@ -33,12 +36,14 @@ bool has_list_token(std::string_view list, std::string_view token) {
     return false;
 }
 
-constexpr std::array<std::string_view, 7> kMethods = {"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"};
+constexpr std::array<std::string_view, 7> kMethods = {"GET",    "HEAD",  "POST",   "PUT",
+                                                      "DELETE", "PATCH", "OPTIONS"};
 
 /// Fields that must not come twice: two readers could each believe another one.
 constexpr std::array<std::string_view, 9> kSingletons = {
-    "host", "content-length", "transfer-encoding", "content-type", "content-encoding",
-    "authorization", "x-api-key", "expect", "origin"};
+    "host",         "content-length",   "transfer-encoding",
+    "content-type", "content-encoding", "authorization",
+    "x-api-key",    "expect",           "origin"};
 
 }  // namespace
 
@@ -62,21 +67,36 @@ RequestParser::Event RequestParser::feed(std::string_view in, size_t& consumed) 
         const State state = state_;
         Event event = Event::kNeedMore;
         switch (state_) {
-            case State::kHead: event = feed_head(in, consumed); break;
-            case State::kLength: event = feed_length(in, consumed); break;
-            case State::kChunkSize: event = feed_chunk_size(in, consumed); break;
-            case State::kChunkData: event = feed_chunk_data(in, consumed); break;
-            case State::kChunkEnd: event = feed_chunk_end(in, consumed); break;
-            case State::kTrailer: event = feed_trailer(in, consumed); break;
-            case State::kDone: return Event::kDone;
-            case State::kError: return Event::kError;
+            case State::kHead:
+                event = feed_head(in, consumed);
+                break;
+            case State::kLength:
+                event = feed_length(in, consumed);
+                break;
+            case State::kChunkSize:
+                event = feed_chunk_size(in, consumed);
+                break;
+            case State::kChunkData:
+                event = feed_chunk_data(in, consumed);
+                break;
+            case State::kChunkEnd:
+                event = feed_chunk_end(in, consumed);
+                break;
+            case State::kTrailer:
+                event = feed_trailer(in, consumed);
+                break;
+            case State::kDone:
+                return Event::kDone;
+            case State::kError:
+                return Event::kError;
         }
         if (event != Event::kNeedMore) return event;
         if (consumed == before && state_ == state) return Event::kNeedMore;
     }
 }
 
-// ---- head ----------------------------------------------------------------------------------------------------------
+// ---- head
+// ----------------------------------------------------------------------------------------------------------
 
 RequestParser::Event RequestParser::feed_head(std::string_view in, size_t& consumed) {
     if (!started_) {
@@ -97,9 +117,12 @@ RequestParser::Event RequestParser::feed_head(std::string_view in, size_t& consu
     if (end == std::string::npos) {
         consumed += take;
         const size_t first_line = std::min(line_.find('\n'), line_.size());
-        if (first_line > limits_.target_bytes_max + 64) return fail(414, "the request target is too long");
-        if (line_.size() > limits_.header_bytes_max) return fail(431, "the request header is too large");
-        // A bare LF or a control character will never become valid: say so at once instead of waiting for the end.
+        if (first_line > limits_.target_bytes_max + 64)
+            return fail(414, "the request target is too long");
+        if (line_.size() > limits_.header_bytes_max)
+            return fail(431, "the request header is too large");
+        // A bare LF or a control character will never become valid: say so at once instead of
+        // waiting for the end.
         for (size_t i = had; i < line_.size(); ++i) {
             if (line_[i] == '\0' || (line_[i] == '\n' && (i == 0 || line_[i - 1] != '\r'))) {
                 return fail(400, "malformed request header");
@@ -109,7 +132,8 @@ RequestParser::Event RequestParser::feed_head(std::string_view in, size_t& consu
     }
     consumed += end + 4 - had;
     line_.resize(end);
-    if (line_.size() > limits_.header_bytes_max) return fail(431, "the request header is too large");
+    if (line_.size() > limits_.header_bytes_max)
+        return fail(431, "the request header is too large");
     if (!finish_head()) return Event::kError;
     line_.clear();
     return Event::kHead;
@@ -144,8 +168,8 @@ bool RequestParser::read_request_line(std::string_view line) {
     const std::string_view method = line.substr(0, first);
     const std::string_view target = line.substr(first + 1, last - first - 1);
     const std::string_view version = line.substr(last + 1);
-    const bool is_http = version.size() == 8 && version.starts_with("HTTP/") && is_digit(version[5]) &&
-                         version[6] == '.' && is_digit(version[7]);
+    const bool is_http = version.size() == 8 && version.starts_with("HTTP/") &&
+                         is_digit(version[5]) && version[6] == '.' && is_digit(version[7]);
     if (!is_http) {
         fail(400, "malformed request line");
         return false;
@@ -174,7 +198,8 @@ bool RequestParser::read_request_line(std::string_view line) {
 
 bool RequestParser::read_field(std::string_view line) {
     const size_t colon = line.find(':');
-    // is_token refuses the empty name, a space before the colon and the obsolete line folding alike.
+    // is_token refuses the empty name, a space before the colon and the obsolete line folding
+    // alike.
     if (colon == std::string_view::npos || !is_token(line.substr(0, colon))) {
         fail(400, "malformed header field");
         return false;
@@ -214,8 +239,8 @@ bool RequestParser::check_framing() {
         fail(400, "Content-Length and Transfer-Encoding exclude each other");
         return false;
     }
-    return check_transfer_encoding(values[2], counts[2]) && check_content_length(values[1], counts[1]) &&
-           check_connection();
+    return check_transfer_encoding(values[2], counts[2]) &&
+           check_content_length(values[1], counts[1]) && check_connection();
 }
 
 bool RequestParser::check_transfer_encoding(std::string_view value, size_t count) {
@@ -239,12 +264,14 @@ bool RequestParser::check_content_length(std::string_view value, size_t count) {
         if (!chunked_) state_ = State::kDone;
         return true;
     }
-    // Digits only ("3, 3", "+3", "0x3" are how two readers come to disagree), and few enough not to overflow.
+    // Digits only ("3, 3", "+3", "0x3" are how two readers come to disagree), and few enough not to
+    // overflow.
     if (value.empty() || value.size() > 18 || !std::all_of(value.begin(), value.end(), is_digit)) {
         fail(400, "malformed Content-Length");
         return false;
     }
-    for (const char c : value) content_length_ = content_length_ * 10 + static_cast<uint64_t>(c - '0');
+    for (const char c : value)
+        content_length_ = content_length_ * 10 + static_cast<uint64_t>(c - '0');
     if (content_length_ > limits_.body_bytes_max) {
         fail(413, "the request body is too large");
         return false;
@@ -275,7 +302,8 @@ bool RequestParser::check_connection() {
     return true;
 }
 
-// ---- body ----------------------------------------------------------------------------------------------------------
+// ---- body
+// ----------------------------------------------------------------------------------------------------------
 
 RequestParser::Event RequestParser::feed_length(std::string_view in, size_t& consumed) {
     const size_t take = std::min<uint64_t>(remaining_, in.size() - consumed);
@@ -291,7 +319,8 @@ RequestParser::Event RequestParser::feed_length(std::string_view in, size_t& con
 }
 
 /// Collects one CRLF-terminated line in line_ (without the CRLF). True when it is complete.
-bool RequestParser::take_line(std::string_view in, size_t& consumed, size_t bytes_max, bool& too_long) {
+bool RequestParser::take_line(std::string_view in, size_t& consumed, size_t bytes_max,
+                              bool& too_long) {
     too_long = false;
     const std::string_view rest = in.substr(consumed);
     const size_t newline = rest.find('\n');
@@ -319,12 +348,15 @@ RequestParser::Event RequestParser::feed_chunk_size(std::string_view in, size_t&
         size = size * 16 + static_cast<uint64_t>(hex_value(line[digits]));
     }
     const std::string_view extension = line.substr(digits);
-    if (digits == 0 || (!extension.empty() && extension.front() != ';') || !is_field_value(extension)) {
+    if (digits == 0 || (!extension.empty() && extension.front() != ';') ||
+        !is_field_value(extension)) {
         return fail(400, "malformed chunk header");
     }
     overhead_ += extension.size();
-    if (overhead_ > limits_.header_bytes_max) return fail(400, "too many bytes of chunk extensions");
-    if (size > limits_.body_bytes_max - request_.body.size()) return fail(413, "the request body is too large");
+    if (overhead_ > limits_.header_bytes_max)
+        return fail(400, "too many bytes of chunk extensions");
+    if (size > limits_.body_bytes_max - request_.body.size())
+        return fail(413, "the request body is too large");
     line_.clear();
     remaining_ = size;
     state_ = size == 0 ? State::kTrailer : State::kChunkData;
@@ -351,7 +383,8 @@ RequestParser::Event RequestParser::feed_chunk_end(std::string_view in, size_t& 
     return Event::kNeedMore;
 }
 
-/// Trailers are checked and thrown away: a field that arrives after the key was checked must not count.
+/// Trailers are checked and thrown away: a field that arrives after the key was checked must not
+/// count.
 RequestParser::Event RequestParser::feed_trailer(std::string_view in, size_t& consumed) {
     bool too_long = false;
     if (!take_line(in, consumed, limits_.header_bytes_max, too_long)) {
@@ -369,7 +402,8 @@ RequestParser::Event RequestParser::feed_trailer(std::string_view in, size_t& co
         return fail(400, "the trailer is too large");
     }
     const size_t colon = line.find(':');
-    if (colon == std::string_view::npos || !is_token(line.substr(0, colon)) || !is_field_value(line.substr(colon + 1))) {
+    if (colon == std::string_view::npos || !is_token(line.substr(0, colon)) ||
+        !is_field_value(line.substr(colon + 1))) {
         return fail(400, "malformed trailer");
     }
     line_.clear();

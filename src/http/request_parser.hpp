@@ -17,9 +17,10 @@ struct ParserLimits {
     size_t body_bytes_max = limits::kBodyBytesMax;
 };
 
-/// Reads one HTTP/1.x request from bytes as they come: no I/O, no clock. Framing is strict (RFC 9112 where it says
-/// MUST, and refusing where it offers a choice), because two readers of one byte stream that disagree about where a
-/// request ends are how requests get smuggled. Its memory is bounded by its limits whatever arrives.
+/// Reads one HTTP/1.x request from bytes as they come: no I/O, no clock. Framing is strict (RFC
+/// 9112 where it says MUST, and refusing where it offers a choice), because two readers of one byte
+/// stream that disagree about where a request ends are how requests get smuggled. Its memory is
+/// bounded by its limits whatever arrives.
 class RequestParser {
   public:
     enum class Event : uint8_t {
@@ -49,7 +50,16 @@ class RequestParser {
     [[nodiscard]] bool started() const { return started_; }
 
   private:
-    enum class State : uint8_t { kHead, kLength, kChunkSize, kChunkData, kChunkEnd, kTrailer, kDone, kError };
+    enum class State : uint8_t {
+        kHead,
+        kLength,
+        kChunkSize,
+        kChunkData,
+        kChunkEnd,
+        kTrailer,
+        kDone,
+        kError
+    };
 
     Event fail(int status, std::string_view message);
     Event feed_head(std::string_view in, size_t& consumed);
@@ -70,7 +80,7 @@ class RequestParser {
     ParserLimits limits_;
     Request request_;
     State state_ = State::kHead;
-    std::string line_;  ///< the head so far, or the current chunk or trailer line
+    std::string line_;     ///< the head so far, or the current chunk or trailer line
     size_t overhead_ = 0;  ///< bytes of chunk extensions and trailers so far
     size_t trailer_fields_ = 0;
     size_t blank_bytes_ = 0;
@@ -84,8 +94,8 @@ class RequestParser {
     bool started_ = false;
 };
 
-/// Splits and decodes the request target into path, segments and query; normalises the absolute form. False when it is
-/// not a valid target (400).
+/// Splits and decodes the request target into path, segments and query; normalises the absolute
+/// form. False when it is not a valid target (400).
 [[nodiscard]] bool parse_target(Request& request);
 
 /// True when `name` is an RFC 9110 token.

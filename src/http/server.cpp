@@ -80,7 +80,8 @@ class ServerOnAsio final : public Server {
     std::optional<tcp::acceptor> acceptor_;
     std::optional<asio::steady_timer> pause_;
     tcp::endpoint endpoint_;
-    UniqueFd spare_;  ///< given up for a moment when descriptors run out, so that a client can be turned away
+    UniqueFd spare_;  ///< given up for a moment when descriptors run out, so that a client can be
+                      ///< turned away
     size_t next_home_ = 0;
     int64_t last_warned_ms_ = INT64_MIN / 2;
     bool closed_ = false;
@@ -92,7 +93,8 @@ Expected<void> ServerOnAsio::open() {
     if (ec) {
         tcp::resolver resolver(threads_.front()->io);
         const auto found = resolver.resolve(state_->options.host, "", tcp::resolver::passive, ec);
-        if (ec || found.empty()) return fail(ErrorCode::kIo, "cannot resolve the host to listen on", "host");
+        if (ec || found.empty())
+            return fail(ErrorCode::kIo, "cannot resolve the host to listen on", "host");
         address = found.begin()->endpoint().address();
     }
     const tcp::endpoint wanted(address, state_->options.port);
@@ -103,8 +105,10 @@ Expected<void> ServerOnAsio::open() {
     if (!ec) acceptor_->non_blocking(true, ec);
     if (!ec) endpoint_ = acceptor_->local_endpoint(ec);
     if (ec) {
-        return fail(ErrorCode::kIo, "cannot listen on " + state_->options.host + ":" +
-                                        std::to_string(state_->options.port) + ": " + ec.message(), "port");
+        return fail(ErrorCode::kIo,
+                    "cannot listen on " + state_->options.host + ":" +
+                        std::to_string(state_->options.port) + ": " + ec.message(),
+                    "port");
     }
     spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     accept();
@@ -128,25 +132,30 @@ void ServerOnAsio::run(asio::io_context& io) {
 
 std::string ServerOnAsio::address() const {
     const std::string ip = endpoint_.address().to_string();
-    return (endpoint_.address().is_v6() ? "[" + ip + "]" : ip) + ":" + std::to_string(endpoint_.port());
+    return (endpoint_.address().is_v6() ? "[" + ip + "]" : ip) + ":" +
+           std::to_string(endpoint_.port());
 }
 
 void ServerOnAsio::accept() {
     if (!acceptor_->is_open()) return;
     {
-        // Connections told to make room leave on their own threads, a little later: new ones wait in the kernel.
+        // Connections told to make room leave on their own threads, a little later: new ones wait
+        // in the kernel.
         const std::lock_guard lock(state_->mutex);
         if (state_->connections.size() >= connections_max_ + kLeavingMax) return pause_accepting();
     }
     IoThread& home = *threads_[next_home_++ % threads_.size()];
-    acceptor_->async_accept(home.io, [this, &home](const boost::system::error_code& ec, tcp::socket socket) {
-        on_accept(ec, std::move(socket), home);
-    });
+    acceptor_->async_accept(home.io,
+                            [this, &home](const boost::system::error_code& ec, tcp::socket socket) {
+                                on_accept(ec, std::move(socket), home);
+                            });
 }
 
-void ServerOnAsio::on_accept(const boost::system::error_code& ec, tcp::socket socket, IoThread& home) {
+void ServerOnAsio::on_accept(const boost::system::error_code& ec, tcp::socket socket,
+                             IoThread& home) {
     if (ec == asio::error::operation_aborted || state_->stopping) return;
-    if (ec == asio::error::no_descriptors || ec == boost::system::errc::too_many_files_open_in_system) {
+    if (ec == asio::error::no_descriptors ||
+        ec == boost::system::errc::too_many_files_open_in_system) {
         turn_away();
         return pause_accepting();
     }
@@ -163,7 +172,8 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
     if (!make_room(ip)) {
         ++state_->refused;
         constexpr std::string_view kFull =
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 150\r\n"
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
+            "150\r\n"
             "Retry-After: 1\r\nConnection: close\r\n\r\n"
             R"({"error":{"message":"too many connections","type":"server_error","param":null,"code":"unavailable"},)"
             R"("detail":"too many connections"}                  )";
@@ -180,7 +190,8 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
     asio::post(home.io, [connection] { connection->start(); });
 }
 
-/// The connections of this moment. Their last references must not go away under the lock (the destructor takes it).
+/// The connections of this moment. Their last references must not go away under the lock (the
+/// destructor takes it).
 std::vector<std::shared_ptr<Connection>> ServerOnAsio::connections() const {
     std::vector<std::shared_ptr<Connection>> out;
     const std::lock_guard lock(state_->mutex);
@@ -203,7 +214,8 @@ bool ServerOnAsio::make_room(const std::string& ip) {
     return drop_oldest_idle();
 }
 
-/// The connection that has rested longest makes room: a crowd of idle or crawling clients cannot keep others out.
+/// The connection that has rested longest makes room: a crowd of idle or crawling clients cannot
+/// keep others out.
 bool ServerOnAsio::drop_oldest_idle() {
     std::shared_ptr<Connection> oldest;
     int64_t since = INT64_MAX;
@@ -221,7 +233,8 @@ bool ServerOnAsio::drop_oldest_idle() {
 void ServerOnAsio::turn_away() {
     ++state_->refused;
     spare_.reset();
-    const UniqueFd client(::accept4(acceptor_->native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    const UniqueFd client(
+        ::accept4(acceptor_->native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     (void)drop_oldest_idle();
     const int64_t now = steady_now().ms;
@@ -249,7 +262,8 @@ void ServerOnAsio::stop_accepting() {
 
 bool ServerOnAsio::drain(int64_t timeout_ms) {
     std::unique_lock lock(state_->mutex);
-    return state_->idle.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return state_->exchanges == 0; });
+    return state_->idle.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                                 [&] { return state_->exchanges == 0; });
 }
 
 void ServerOnAsio::close() {

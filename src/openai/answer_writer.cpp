@@ -45,8 +45,10 @@ void AnswerWriter::append_usage_chunk(std::string& out, std::string_view usage) 
 std::string AnswerWriter::usage(const Usage& usage) const {
     std::string out = "{\"prompt_tokens\":" + std::to_string(usage.prompt_tokens);
     out.append(",\"completion_tokens\":").append(std::to_string(usage.completion_tokens));
-    out.append(",\"total_tokens\":").append(std::to_string(usage.prompt_tokens + usage.completion_tokens));
-    out.append(",\"prompt_tokens_details\":{\"cached_tokens\":").append(std::to_string(usage.cached_tokens));
+    out.append(",\"total_tokens\":")
+        .append(std::to_string(usage.prompt_tokens + usage.completion_tokens));
+    out.append(",\"prompt_tokens_details\":{\"cached_tokens\":")
+        .append(std::to_string(usage.cached_tokens));
     out.append("}");
     if (options_.chat && options_.reasoning != Reasoning::kOff) {
         out.append(",\"completion_tokens_details\":{\"reasoning_tokens\":");
@@ -101,7 +103,8 @@ void AnswerWriter::append_logprobs(std::string& out, std::span<const LogprobEntr
     out.append("],\"refusal\":null}");
 }
 
-void AnswerWriter::append_completion_logprobs(std::string& out, std::span<const LogprobEntry> entries) const {
+void AnswerWriter::append_completion_logprobs(std::string& out,
+                                              std::span<const LogprobEntry> entries) const {
     std::string tokens;
     std::string logprobs;
     std::string tops;
@@ -113,7 +116,8 @@ void AnswerWriter::append_completion_logprobs(std::string& out, std::span<const 
         append_json_float(logprobs.append(comma), entry.logprob);
         offsets.append(comma).append(std::to_string(entry.characters));
         tops.append(comma).append("{");
-        std::vector<std::string> keys;  // two ids may print alike: the better one, which comes first, stays
+        std::vector<std::string>
+            keys;  // two ids may print alike: the better one, which comes first, stays
         for (size_t k = 0; k < entry.top.size() && k < wanted; ++k) {
             const auto& [id, logprob] = entry.top[k];
             std::string key = id == entry.id ? entry.piece : text_of(id);
@@ -125,11 +129,16 @@ void AnswerWriter::append_completion_logprobs(std::string& out, std::span<const 
         tops.append("}");
     }
     out.append("{\"tokens\":[").append(tokens).append("],\"token_logprobs\":[").append(logprobs);
-    out.append("],\"top_logprobs\":[").append(tops).append("],\"text_offset\":[").append(offsets).append("]}");
+    out.append("],\"top_logprobs\":[")
+        .append(tops)
+        .append("],\"text_offset\":[")
+        .append(offsets)
+        .append("]}");
 }
 
 size_t AnswerWriter::entry_bytes(const LogprobEntry& entry) {
-    // A token of 16 bytes prints some 130 bytes in the chat style; long tokens are rare and counted four bytes a byte.
+    // A token of 16 bytes prints some 130 bytes in the chat style; long tokens are rare and counted
+    // four bytes a byte.
     return (entry.top.size() + 1) * (130 + 10 * entry.piece.size());
 }
 

@@ -8,24 +8,29 @@ namespace {
 
 constexpr std::string_view kThink = "<think>";
 
-/// True when the template prints or iterates tool call arguments as an object, without asking for a string first.
+/// True when the template prints or iterates tool call arguments as an object, without asking for a
+/// string first.
 bool wants_argument_objects(std::string_view source) {
     constexpr std::string_view kWord = "arguments";
     bool objects = false;
-    for (size_t at = source.find(kWord); at != std::string_view::npos; at = source.find(kWord, at + 1)) {
+    for (size_t at = source.find(kWord); at != std::string_view::npos;
+         at = source.find(kWord, at + 1)) {
         std::string_view rest = source.substr(at + kWord.size());
-        rest.remove_prefix(std::min(rest.size(), std::min(rest.find_first_not_of("'\"] \t"), rest.size())));
+        rest.remove_prefix(
+            std::min(rest.size(), std::min(rest.find_first_not_of("'\"] \t"), rest.size())));
         if (rest.starts_with("is string")) return false;
         if (rest.starts_with(".items(")) objects = true;
         if (!rest.starts_with('|')) continue;
         rest.remove_prefix(1);
         rest.remove_prefix(std::min(rest.find_first_not_of(" \t"), rest.size()));
-        objects = objects || rest.starts_with("tojson") || rest.starts_with("items") || rest.starts_with("dictsort");
+        objects = objects || rest.starts_with("tojson") || rest.starts_with("items") ||
+                  rest.starts_with("dictsort");
     }
     return objects;
 }
 
-/// Replaces each tool call's arguments by the object its text describes; text that is no object stays.
+/// Replaces each tool call's arguments by the object its text describes; text that is no object
+/// stays.
 std::string with_argument_objects(const std::string& messages_json) {
     auto messages = parse_json(messages_json);
     if (!messages) return messages_json;
@@ -50,26 +55,31 @@ std::string_view trim_end(std::string_view text) {
 
 }  // namespace
 
-TemplateInfo inspect_template(std::string_view source, std::string bos_token, std::string eos_token) {
+TemplateInfo inspect_template(std::string_view source, std::string bos_token,
+                              std::string eos_token) {
     TemplateInfo info;
     info.bos_token = std::move(bos_token);
     info.eos_token = std::move(eos_token);
     info.argument_objects = wants_argument_objects(source);
-    info.has_think = source.find(kThink) != std::string_view::npos || source.find("</think>") != std::string_view::npos;
+    info.has_think = source.find(kThink) != std::string_view::npos ||
+                     source.find("</think>") != std::string_view::npos;
     return info;
 }
 
 std::string template_context(const ChatRequest& request, const TemplateInfo& info) {
-    const bool convert = info.argument_objects && request.messages_json.find("\"tool_calls\"") != std::string::npos;
+    const bool convert =
+        info.argument_objects && request.messages_json.find("\"tool_calls\"") != std::string::npos;
     std::string out = "{\"messages\":";
     out.append(convert ? with_argument_objects(request.messages_json) : request.messages_json);
     if (!request.tools_json.empty()) out.append(",\"tools\":").append(request.tools_json);
-    out.append(",\"add_generation_prompt\":").append(request.add_generation_prompt ? "true" : "false");
+    out.append(",\"add_generation_prompt\":")
+        .append(request.add_generation_prompt ? "true" : "false");
     out.append(",\"bos_token\":");
     append_json_string(out, info.bos_token);
     out.append(",\"eos_token\":");
     append_json_string(out, info.eos_token);
-    // The arguments are an object that holds none of the names above: its members go in as they are.
+    // The arguments are an object that holds none of the names above: its members go in as they
+    // are.
     if (request.kwargs_json.size() > 2) {
         out.push_back(',');
         out.append(request.kwargs_json, 1, request.kwargs_json.size() - 2);
@@ -78,7 +88,8 @@ std::string template_context(const ChatRequest& request, const TemplateInfo& inf
     return out;
 }
 
-Expected<void> cut_after_final_message(std::vector<text::Segment>& rendered, std::string_view content) {
+Expected<void> cut_after_final_message(std::vector<text::Segment>& rendered,
+                                       std::string_view content) {
     std::string all;
     for (const text::Segment& segment : rendered) all.append(segment.text);
     size_t end = all.rfind(content);
@@ -90,7 +101,8 @@ Expected<void> cut_after_final_message(std::vector<text::Segment>& rendered, std
         trimmed.remove_prefix(std::min(trimmed.find_first_not_of(" \t\r\n"), trimmed.size()));
         end = all.rfind(trimmed);
         if (end == std::string::npos) {
-            return fail(ErrorCode::kInvalidArgument, "the chat template does not show the final message's content",
+            return fail(ErrorCode::kInvalidArgument,
+                        "the chat template does not show the final message's content",
                         "continue_final_message");
         }
         end += trimmed.size();

@@ -24,13 +24,16 @@ Expected<std::string> join_parts(const Json& parts, size_t index) {
     for (const Json& part : parts) {
         if (!part.is_object()) return bad_message(index, ".content may hold objects only");
         const Json* type = find(part, "type");
-        if (type == nullptr || !type->is_string()) return bad_message(index, ".content has a part without a type");
+        if (type == nullptr || !type->is_string())
+            return bad_message(index, ".content has a part without a type");
         if (*type != "text") {
-            return bad_message(index, ".content has a part of type " + echo_input(type->get_ref<const std::string&>()) +
+            return bad_message(index, ".content has a part of type " +
+                                          echo_input(type->get_ref<const std::string&>()) +
                                           "; this model takes text only");
         }
         const Json* value = find(part, "text");
-        if (value == nullptr || !value->is_string()) return bad_message(index, ".content has a text part without text");
+        if (value == nullptr || !value->is_string())
+            return bad_message(index, ".content has a text part without text");
         if (!first) text.push_back('\n');
         first = false;
         text.append(value->get_ref<const std::string&>());
@@ -42,7 +45,8 @@ Expected<void> check_tool_calls(const Json& calls, size_t index) {
     if (!calls.is_array()) return bad_message(index, ".tool_calls must be an array");
     for (const Json& call : calls) {
         const Json* function = call.is_object() ? find(call, "function") : nullptr;
-        if (function == nullptr || !function->is_object()) return bad_message(index, ".tool_calls needs functions");
+        if (function == nullptr || !function->is_object())
+            return bad_message(index, ".tool_calls needs functions");
         const Json* name = find(*function, "name");
         if (name == nullptr || !name->is_string() || name->empty()) {
             return bad_message(index, ".tool_calls has a function without a name");
@@ -52,7 +56,8 @@ Expected<void> check_tool_calls(const Json& calls, size_t index) {
             return bad_message(index, ".tool_calls has arguments that are no string");
         }
         const Json* id = find(call, "id");
-        if (id != nullptr && !id->is_string()) return bad_message(index, ".tool_calls has an id that is no string");
+        if (id != nullptr && !id->is_string())
+            return bad_message(index, ".tool_calls has an id that is no string");
     }
     return {};
 }
@@ -64,7 +69,8 @@ Expected<void> normalise_content(Json& message, std::string_view role, size_t in
         if (role != "assistant") return bad_message(index, ".tool_calls belong to the assistant");
         BATON_TRY(check_tool_calls(*calls, index));
     }
-    const bool has_calls = calls != nullptr && !calls->empty();  // the pointers die with the first insertion
+    const bool has_calls =
+        calls != nullptr && !calls->empty();  // the pointers die with the first insertion
     if (content == nullptr) {
         if (role != "assistant" || !has_calls) return bad_message(index, ".content is missing");
         message["content"] = nullptr;
@@ -91,7 +97,8 @@ Expected<void> normalise_reasoning(Json& message, size_t index) {
 }
 
 Expected<void> normalise_message(Json& message, size_t index) {
-    constexpr std::array<std::string_view, 6> kRoles = {"system", "developer", "user", "assistant", "tool", "function"};
+    constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
+                                                        "assistant", "tool",      "function"};
     if (!message.is_object()) return bad_message(index, " must be an object");
     const Json* role = find(message, "role");
     if (role == nullptr || !role->is_string()) return bad_message(index, ".role must be a string");
@@ -105,7 +112,8 @@ Expected<void> normalise_message(Json& message, size_t index) {
     }
     for (const char* field : {"name", "tool_call_id"}) {
         const Json* value = find(message, field);
-        if (value != nullptr && (!value->is_string() || value->get_ref<const std::string&>().find('\0') != std::string::npos)) {
+        if (value != nullptr && (!value->is_string() || value->get_ref<const std::string&>().find(
+                                                            '\0') != std::string::npos)) {
             return bad_message(index, std::string(".") + field + " must be a string");
         }
     }
@@ -115,9 +123,12 @@ Expected<void> normalise_message(Json& message, size_t index) {
 
 Expected<Json> read_messages(const Json& body) {
     const Json* messages = find(body, "messages");
-    if (messages == nullptr || !messages->is_array()) return bad_field("messages must be an array", "messages");
-    if (messages->empty()) return bad_field("Invalid input. Please specify the prompt.", "messages");
-    if (messages->size() > limits::kMessagesMax) return bad_field("messages has too many items", "messages");
+    if (messages == nullptr || !messages->is_array())
+        return bad_field("messages must be an array", "messages");
+    if (messages->empty())
+        return bad_field("Invalid input. Please specify the prompt.", "messages");
+    if (messages->size() > limits::kMessagesMax)
+        return bad_field("messages has too many items", "messages");
     Json out = *messages;
     for (size_t i = 0; i < out.size(); ++i) BATON_TRY(normalise_message(out[i], i));
     return out;
@@ -133,23 +144,29 @@ Expected<void> check_tool(const Json& tool, size_t index) {
     const Json* function = find(tool, "function");
     if (function == nullptr || !function->is_object()) return bad(".function must be an object");
     const Json* name = find(*function, "name");
-    if (name == nullptr || !name->is_string() || !is_plain_name(name->get_ref<const std::string&>(), kNameBytesMax)) {
+    if (name == nullptr || !name->is_string() ||
+        !is_plain_name(name->get_ref<const std::string&>(), kNameBytesMax)) {
         return bad(".function.name must be a name");
     }
     const Json* description = find(*function, "description");
-    if (description != nullptr && !description->is_string()) return bad(".function.description must be a string");
+    if (description != nullptr && !description->is_string())
+        return bad(".function.description must be a string");
     const Json* parameters = find(*function, "parameters");
-    if (parameters != nullptr && !parameters->is_object()) return bad(".function.parameters must be an object");
+    if (parameters != nullptr && !parameters->is_object())
+        return bad(".function.parameters must be an object");
     return {};
 }
 
-/// The tools the template sees, "" for none. What would force a call is refused: output is not constrained yet.
+/// The tools the template sees, "" for none. What would force a call is refused: output is not
+/// constrained yet.
 Expected<std::string> read_tools(const Json& body) {
     const Json* tools = find(body, "tools");
     const Json* choice = find(body, "tool_choice");
     if (tools != nullptr) {
-        if (!tools->is_array() || tools->empty()) return bad_field("tools must be a non-empty array", "tools");
-        if (tools->size() > kToolsMax) return bad_field("at most " + std::to_string(kToolsMax) + " tools", "tools");
+        if (!tools->is_array() || tools->empty())
+            return bad_field("tools must be a non-empty array", "tools");
+        if (tools->size() > kToolsMax)
+            return bad_field("at most " + std::to_string(kToolsMax) + " tools", "tools");
         for (size_t i = 0; i < tools->size(); ++i) BATON_TRY(check_tool((*tools)[i], i));
     }
     const auto bad_choice = [](const char* message) { return bad_field(message, "tool_choice"); };
@@ -159,28 +176,51 @@ Expected<std::string> read_tools(const Json& body) {
     if (tools == nullptr) return bad_choice("tool_choice needs tools");
     if (*choice == "auto") return dump(*tools);
     if (*choice == "required") {
-        return fail(ErrorCode::kUnsupported, "tool_choice required is not supported; use auto or none", "tool_choice");
+        return fail(ErrorCode::kUnsupported,
+                    "tool_choice required is not supported; use auto or none", "tool_choice");
     }
     const Json* function = choice->is_object() ? find(*choice, "function") : nullptr;
-    const Json* name = function != nullptr && function->is_object() ? find(*function, "name") : nullptr;
-    if (name == nullptr || !name->is_string()) return bad_choice("tool_choice must be none, auto or a function");
+    const Json* name =
+        function != nullptr && function->is_object() ? find(*function, "name") : nullptr;
+    if (name == nullptr || !name->is_string())
+        return bad_choice("tool_choice must be none, auto or a function");
     const bool known = std::any_of(tools->begin(), tools->end(), [&](const Json& tool) {
         return *find(*find(tool, "function"), "name") == *name;
     });
     if (!known) return bad_choice("tool_choice names a function that tools does not have");
-    return fail(ErrorCode::kUnsupported, "a named tool_choice is not supported; use auto or none", "tool_choice");
+    return fail(ErrorCode::kUnsupported, "a named tool_choice is not supported; use auto or none",
+                "tool_choice");
 }
 
 // What the renderer itself passes: a client must not be able to replace it.
-constexpr std::array<std::string_view, 22> kReservedArguments = {
-    "messages", "tools", "documents", "conversation", "add_generation_prompt", "continue_final_message", "tokenize",
-    "chat_template", "tokenizer", "tokenizer_kwargs", "bos_token", "eos_token", "pad_token", "unk_token",
-    "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation", "max_length", "self",
-    "raise_exception"};
+constexpr std::array<std::string_view, 22> kReservedArguments = {"messages",
+                                                                 "tools",
+                                                                 "documents",
+                                                                 "conversation",
+                                                                 "add_generation_prompt",
+                                                                 "continue_final_message",
+                                                                 "tokenize",
+                                                                 "chat_template",
+                                                                 "tokenizer",
+                                                                 "tokenizer_kwargs",
+                                                                 "bos_token",
+                                                                 "eos_token",
+                                                                 "pad_token",
+                                                                 "unk_token",
+                                                                 "return_tensors",
+                                                                 "return_dict",
+                                                                 "return_assistant_tokens_mask",
+                                                                 "padding",
+                                                                 "truncation",
+                                                                 "max_length",
+                                                                 "self",
+                                                                 "raise_exception"};
 
 Expected<Json> read_template_arguments(const Json& body) {
     Json out = Json::object();
-    const auto bad = [](std::string message) { return bad_field(std::move(message), "chat_template_kwargs"); };
+    const auto bad = [](std::string message) {
+        return bad_field(std::move(message), "chat_template_kwargs");
+    };
     if (const Json* given = find(body, "chat_template_kwargs"); given != nullptr) {
         out = *given;
         if (given->is_string()) {
@@ -191,7 +231,8 @@ Expected<Json> read_template_arguments(const Json& body) {
         if (!out.is_object()) return bad("chat_template_kwargs must be an object");
     }
     for (const auto& [name, value] : out.get_ref<const Json::object_t&>()) {
-        if (std::find(kReservedArguments.begin(), kReservedArguments.end(), name) != kReservedArguments.end()) {
+        if (std::find(kReservedArguments.begin(), kReservedArguments.end(), name) !=
+            kReservedArguments.end()) {
             return bad("chat_template_kwargs must not set " + name);
         }
     }
@@ -201,7 +242,8 @@ Expected<Json> read_template_arguments(const Json& body) {
     }
     BATON_TRY_ASSIGN(const auto effort, string_field(body, "reasoning_effort"));
     if (effort) {
-        if (!is_plain_name(*effort, 32)) return bad_field("reasoning_effort must be a word", "reasoning_effort");
+        if (!is_plain_name(*effort, 32))
+            return bad_field("reasoning_effort must be a word", "reasoning_effort");
         if (!out.contains("reasoning_effort")) out["reasoning_effort"] = *effort;
         if (*effort == "none" && !thinking) thinking = false;
     }
@@ -217,12 +259,15 @@ Expected<void> read_prompt_end(const Json& body, const Json& messages, ChatReque
     BATON_TRY_ASSIGN(const auto continued, bool_field(body, "continue_final_message"));
     out.continue_final_message = continued.value_or(false);
     if (out.continue_final_message && generation.value_or(false)) {
-        return bad_field("add_generation_prompt and continue_final_message exclude each other", "add_generation_prompt");
+        return bad_field("add_generation_prompt and continue_final_message exclude each other",
+                         "add_generation_prompt");
     }
     out.add_generation_prompt = generation.value_or(!out.continue_final_message);
     if (out.continue_final_message) {
         const Json* content = find(messages.back(), "content");
-        if (content == nullptr) return bad_field("continue_final_message needs a last message with content", "messages");
+        if (content == nullptr)
+            return bad_field("continue_final_message needs a last message with content",
+                             "messages");
         out.final_content = content->get<std::string>();
     }
     return {};

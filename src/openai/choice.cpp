@@ -17,9 +17,9 @@ Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish fi
     Output out;
     for (size_t i = 0; i < tokens.size() && !stopped_; ++i) {
         const bool last = i + 1 == tokens.size();
-        const bool is_stop_token =
-            last && finish == wire::Finish::kStop &&
-            std::find(options_.stop_ids.begin(), options_.stop_ids.end(), tokens[i].id) != options_.stop_ids.end();
+        const bool is_stop_token = last && finish == wire::Finish::kStop &&
+                                   std::find(options_.stop_ids.begin(), options_.stop_ids.end(),
+                                             tokens[i].id) != options_.stop_ids.end();
         take_token(tokens[i], is_stop_token, out);
     }
     if (!stopped_ && finish != wire::Finish::kNone) finish_text(out);
@@ -45,7 +45,8 @@ void Choice::take_token(const wire::Token& token, bool is_stop_token, Output& ou
     if (splitter_.reasoning()) ++reasoning_tokens_;
     if (hidden) return;
     std::string bytes = tokenizer_.token_bytes(token.id);
-    // A chat's answer begins a text; a completion goes on with one, and its first space belongs between the two.
+    // A chat's answer begins a text; a completion goes on with one, and its first space belongs
+    // between the two.
     if (drop_space_ && !bytes.empty()) {
         drop_space_ = false;
         if (bytes.front() == ' ') bytes.erase(0, 1);
@@ -88,8 +89,8 @@ void Choice::finish_text(Output& out) {
     release(out, !stopped_);
 }
 
-/// Hands out the logprobs of tokens whose text is out: what a stop string may still cut off stays. The token whose
-/// last character is incomplete stays too, because its piece may grow.
+/// Hands out the logprobs of tokens whose text is out: what a stop string may still cut off stays.
+/// The token whose last character is incomplete stays too, because its piece may grow.
 void Choice::release(Output& out, bool all) {
     while (!pending_.empty()) {
         const bool may_grow = pending_.size() == 1 && !assembler_.empty();

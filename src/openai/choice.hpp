@@ -16,13 +16,14 @@ struct LogprobEntry {
     size_t begin = 0;       ///< byte in the sequence's text where its piece starts
     size_t characters = 0;  ///< the same in characters
     TokenId id = 0;
-    std::string piece;      ///< the text that became certain with it
+    std::string piece;  ///< the text that became certain with it
     float logprob = 0;
     std::vector<std::pair<TokenId, float>> top;
 };
 
-/// The text of one choice as it grows: detokenizer, stop strings, reasoning, and which logprobs belong to text that is
-/// out. What comes out does not depend on how tokens were batched, only on the tokens.
+/// The text of one choice as it grows: detokenizer, stop strings, reasoning, and which logprobs
+/// belong to text that is out. What comes out does not depend on how tokens were batched, only on
+/// the tokens.
 class Choice {
   public:
     Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer);
@@ -52,14 +53,14 @@ class Choice {
     text::Utf8Assembler assembler_;
     text::StopMatcher matcher_;
     ReasoningSplitter splitter_;
-    bool drop_space_;           ///< the decoder drops a space at the very start of the text
+    bool drop_space_;  ///< the decoder drops a space at the very start of the text
     std::deque<LogprobEntry> pending_;
-    size_t text_in_ = 0;        ///< bytes of text assembled
+    size_t text_in_ = 0;  ///< bytes of text assembled
     size_t characters_in_ = 0;
-    size_t text_out_ = 0;       ///< bytes of it past the stop matcher
+    size_t text_out_ = 0;  ///< bytes of it past the stop matcher
     uint64_t tokens_ = 0;
     uint64_t reasoning_tokens_ = 0;
-    bool stopped_ = false;      ///< by a stop string
+    bool stopped_ = false;  ///< by a stop string
     const char* finish_reason_ = nullptr;
 };
 

@@ -26,14 +26,16 @@ Expected<void> read_max_tokens(const Json& body, GenerationOptions& out, bool al
 
 Expected<void> read_sampling(const Json& body, GenerationOptions& out) {
     constexpr NumberRange kPenalty{-2, 2, "a number within -2..2"};
-    BATON_TRY_ASSIGN(out.temperature, number_field(body, "temperature", {0, 2, "a number within 0..2"}));
+    BATON_TRY_ASSIGN(out.temperature,
+                     number_field(body, "temperature", {0, 2, "a number within 0..2"}));
     BATON_TRY_ASSIGN(out.top_p, number_field(body, "top_p", {0, 1, "a number within 0..1"}));
     BATON_TRY_ASSIGN(out.min_p, number_field(body, "min_p", {0, 1, "a number within 0..1"}));
     BATON_TRY_ASSIGN(out.top_k, int_field(body, "top_k", -1, INT32_MAX));
     BATON_TRY_ASSIGN(out.presence_penalty, number_field(body, "presence_penalty", kPenalty));
     BATON_TRY_ASSIGN(out.frequency_penalty, number_field(body, "frequency_penalty", kPenalty));
     BATON_TRY_ASSIGN(out.repetition_penalty,
-                     number_field(body, "repetition_penalty", {0, 1e30, "a finite number greater than 0", true}));
+                     number_field(body, "repetition_penalty",
+                                  {0, 1e30, "a finite number greater than 0", true}));
     BATON_TRY_ASSIGN(out.seed, int_field(body, "seed", INT64_MIN, INT64_MAX));
     if (out.seed == -1) out.seed.reset();
     return {};
@@ -43,7 +45,8 @@ Expected<void> read_counts(const Json& body, const ParseOptions& options, Genera
     BATON_TRY_ASSIGN(const auto n, int_field(body, "n", 1, static_cast<int64_t>(options.n_max)));
     out.n = static_cast<uint32_t>(n.value_or(1));
     BATON_TRY_ASSIGN(const auto best_of, int_field(body, "best_of", 1, INT32_MAX));
-    if (best_of && *best_of != out.n) return bad_field("best_of is supported only where it equals n", "best_of");
+    if (best_of && *best_of != out.n)
+        return bad_field("best_of is supported only where it equals n", "best_of");
     return {};
 }
 
@@ -57,8 +60,10 @@ Expected<void> read_stop(const Json& body, GenerationOptions& out) {
     };
     const auto bad = [] {
         return bad_field("stop must be a non-empty string or an array of up to " +
-                             std::to_string(limits::kStopStringsMax) + " of them, each of at most " +
-                             std::to_string(limits::kStopStringBytesMax) + " bytes", "stop");
+                             std::to_string(limits::kStopStringsMax) +
+                             " of them, each of at most " +
+                             std::to_string(limits::kStopStringBytesMax) + " bytes",
+                         "stop");
     };
     if (stop->is_array()) {
         if (stop->size() > limits::kStopStringsMax) return bad();
@@ -71,8 +76,9 @@ Expected<void> read_stop_token_ids(const Json& body, GenerationOptions& out) {
     const Json* ids = find(body, "stop_token_ids");
     if (ids == nullptr) return {};
     const auto bad = [] {
-        return bad_field("stop_token_ids must be an array of up to " + std::to_string(limits::kStopTokenIdsMax) +
-                             " token ids", "stop_token_ids");
+        return bad_field("stop_token_ids must be an array of up to " +
+                             std::to_string(limits::kStopTokenIdsMax) + " token ids",
+                         "stop_token_ids");
     };
     if (!ids->is_array() || ids->size() > limits::kStopTokenIdsMax) return bad();
     for (const Json& item : *ids) {
@@ -92,10 +98,12 @@ Expected<void> read_logit_bias(const Json& body, GenerationOptions& out) {
     for (const auto& [key, value] : bias->get_ref<const Json::object_t&>()) {
         TokenId id = -1;
         const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-        const bool canonical = error == std::errc{} && end == key.data() + key.size() && std::to_string(id) == key;
+        const bool canonical =
+            error == std::errc{} && end == key.data() + key.size() && std::to_string(id) == key;
         if (!canonical || id < 0) return bad("the keys of logit_bias must be token ids");
         if (!value.is_number()) return bad("the values of logit_bias must be numbers");
-        out.logit_bias.emplace_back(id, static_cast<float>(std::clamp(value.get<double>(), -100.0, 100.0)));
+        out.logit_bias.emplace_back(
+            id, static_cast<float>(std::clamp(value.get<double>(), -100.0, 100.0)));
     }
     return {};
 }
@@ -109,7 +117,8 @@ Expected<void> read_logprobs(const Json& body, Route route, GenerationOptions& o
     }
     BATON_TRY_ASSIGN(const auto wanted, bool_field(body, "logprobs"));
     BATON_TRY_ASSIGN(const auto count, int_field(body, "top_logprobs", 0, kMax));
-    if (count && !wanted.value_or(false)) return bad_field("top_logprobs needs logprobs to be true", "top_logprobs");
+    if (count && !wanted.value_or(false))
+        return bad_field("top_logprobs needs logprobs to be true", "top_logprobs");
     if (wanted.value_or(false)) out.top_logprobs = static_cast<int32_t>(count.value_or(0));
     return {};
 }
@@ -119,7 +128,8 @@ Expected<void> read_stream(const Json& body, GenerationOptions& out) {
     out.stream = stream.value_or(false);
     const Json* options = find(body, "stream_options");
     if (options == nullptr) return {};
-    if (!options->is_object()) return bad_field("stream_options must be an object", "stream_options");
+    if (!options->is_object())
+        return bad_field("stream_options must be an object", "stream_options");
     if (!out.stream) return bad_field("stream_options needs stream to be true", "stream_options");
     const auto flag = [&](const char* name) -> Expected<bool> {
         auto value = bool_field(*options, name);
@@ -132,13 +142,16 @@ Expected<void> read_stream(const Json& body, GenerationOptions& out) {
     return {};
 }
 
-Expected<void> read_request_id(const Json& body, const ParseOptions& options, GenerationOptions& out) {
+Expected<void> read_request_id(const Json& body, const ParseOptions& options,
+                               GenerationOptions& out) {
     BATON_TRY_ASSIGN(auto id, string_field(body, "request_id"));
     const bool in_body = id.has_value();
     out.request_id = id.value_or(options.header_request_id);
-    if ((in_body || !out.request_id.empty()) && !is_plain_name(out.request_id, limits::kRequestIdBytesMax)) {
+    if ((in_body || !out.request_id.empty()) &&
+        !is_plain_name(out.request_id, limits::kRequestIdBytesMax)) {
         return bad_field("request_id must be 1 to " + std::to_string(limits::kRequestIdBytesMax) +
-                             " printable ASCII characters", in_body ? "request_id" : "X-Request-Id");
+                             " printable ASCII characters",
+                         in_body ? "request_id" : "X-Request-Id");
     }
     return {};
 }
@@ -160,22 +173,82 @@ constexpr std::array<std::pair<const char*, const char*>, 14> kNotBuilt = {{
     {"audio", "audio output is not supported"},
     {"lora_name", "LoRA adapters (lora_name) are not supported"},
 }};
-constexpr std::array<std::string_view, 5> kInternal = {"kv_transfer_params", "bootstrap_host", "bootstrap_port",
-                                                       "bootstrap_room", "data_parallel_rank"};
-constexpr std::array<std::string_view, 69> kKnown = {
-    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k",
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n", "best_of", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-    "logit_bias", "logprobs", "top_logprobs", "echo", "suffix", "stream", "stream_options", "response_format", "tools",
-    "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "enable_thinking", "reasoning_effort",
-    "chat_template", "add_generation_prompt", "continue_final_message", "prompt_logprobs", "prompt_embeds", "cache_salt",
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity", "request_id",
-    "extra_body", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object",
-    "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs", "functions", "function_call", "audio",
-    "lora_name", "modalities", "prediction", "include_reasoning", "use_beam_search", "length_penalty", "priority"};
+constexpr std::array<std::string_view, 5> kInternal = {"kv_transfer_params", "bootstrap_host",
+                                                       "bootstrap_port", "bootstrap_room",
+                                                       "data_parallel_rank"};
+constexpr std::array<std::string_view, 69> kKnown = {"model",
+                                                     "messages",
+                                                     "prompt",
+                                                     "max_tokens",
+                                                     "max_completion_tokens",
+                                                     "min_tokens",
+                                                     "temperature",
+                                                     "top_p",
+                                                     "top_k",
+                                                     "min_p",
+                                                     "presence_penalty",
+                                                     "frequency_penalty",
+                                                     "repetition_penalty",
+                                                     "seed",
+                                                     "n",
+                                                     "best_of",
+                                                     "stop",
+                                                     "stop_token_ids",
+                                                     "include_stop_str_in_output",
+                                                     "ignore_eos",
+                                                     "skip_special_tokens",
+                                                     "spaces_between_special_tokens",
+                                                     "logit_bias",
+                                                     "logprobs",
+                                                     "top_logprobs",
+                                                     "echo",
+                                                     "suffix",
+                                                     "stream",
+                                                     "stream_options",
+                                                     "response_format",
+                                                     "tools",
+                                                     "tool_choice",
+                                                     "parallel_tool_calls",
+                                                     "chat_template_kwargs",
+                                                     "enable_thinking",
+                                                     "reasoning_effort",
+                                                     "chat_template",
+                                                     "add_generation_prompt",
+                                                     "continue_final_message",
+                                                     "prompt_logprobs",
+                                                     "prompt_embeds",
+                                                     "cache_salt",
+                                                     "user",
+                                                     "metadata",
+                                                     "store",
+                                                     "service_tier",
+                                                     "safety_identifier",
+                                                     "prompt_cache_key",
+                                                     "verbosity",
+                                                     "request_id",
+                                                     "extra_body",
+                                                     "guided_json",
+                                                     "guided_regex",
+                                                     "guided_choice",
+                                                     "guided_grammar",
+                                                     "guided_json_object",
+                                                     "guided_decoding_backend",
+                                                     "guided_whitespace_pattern",
+                                                     "structured_outputs",
+                                                     "functions",
+                                                     "function_call",
+                                                     "audio",
+                                                     "lora_name",
+                                                     "modalities",
+                                                     "prediction",
+                                                     "include_reasoning",
+                                                     "use_beam_search",
+                                                     "length_penalty",
+                                                     "priority"};
 
 bool is_set(const Json* value) {
-    return value != nullptr && !(value->is_boolean() && !value->get<bool>()) && !(value->is_string() && value->empty());
+    return value != nullptr && !(value->is_boolean() && !value->get<bool>()) &&
+           !(value->is_string() && value->empty());
 }
 
 Expected<void> refuse_not_built(const Json& object) {
@@ -199,13 +272,16 @@ Expected<void> read_response_format(const Json& body) {
     if (name == "text") return {};
     if (name == "json_schema") {
         const Json* schema = find(*format, "json_schema");
-        if (schema == nullptr || !schema->is_object()) return bad("response_format.json_schema must be an object");
+        if (schema == nullptr || !schema->is_object())
+            return bad("response_format.json_schema must be an object");
         const Json* inner = find(*schema, "schema");
-        if (inner != nullptr && !inner->is_object()) return bad("response_format.json_schema.schema must be an object");
+        if (inner != nullptr && !inner->is_object())
+            return bad("response_format.json_schema.schema must be an object");
     } else if (name != "json_object") {
         return bad("response_format.type must be text, json_object or json_schema");
     }
-    return fail(ErrorCode::kUnsupported, "response_format " + name + " is not supported", "response_format");
+    return fail(ErrorCode::kUnsupported, "response_format " + name + " is not supported",
+                "response_format");
 }
 
 }  // namespace
@@ -225,8 +301,8 @@ Expected<std::string> read_model(const Json& body, const ParseOptions& options) 
     return std::move(*model);
 }
 
-Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions& options, Route route,
-                                            bool allow_no_tokens) {
+Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions& options,
+                                            Route route, bool allow_no_tokens) {
     GenerationOptions out;
     BATON_TRY(read_max_tokens(body, out, allow_no_tokens));
     BATON_TRY(read_sampling(body, out));
@@ -249,11 +325,14 @@ Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions
 
 Expected<void> refuse_unsupported(const Json& body, const ParseOptions& options, Route route) {
     for (const auto& [name, value] : body.get_ref<const Json::object_t&>()) {
-        if (std::find(kInternal.begin(), kInternal.end(), name) != kInternal.end() || name.starts_with("bootstrap_")) {
+        if (std::find(kInternal.begin(), kInternal.end(), name) != kInternal.end() ||
+            name.starts_with("bootstrap_")) {
             return bad_field(name + " is internal and not accepted from clients", name);
         }
-        if (options.strict_fields && std::find(kKnown.begin(), kKnown.end(), name) == kKnown.end()) {
-            return bad_field("unrecognized request argument: " + echo_input(name), echo_input(name));
+        if (options.strict_fields &&
+            std::find(kKnown.begin(), kKnown.end(), name) == kKnown.end()) {
+            return bad_field("unrecognized request argument: " + echo_input(name),
+                             echo_input(name));
         }
     }
     BATON_TRY(refuse_not_built(body));

@@ -10,11 +10,12 @@
 namespace baton::openai {
 namespace {
 
-constexpr size_t kNodesMax = (1u << 20) + 65'536;  ///< the longest prompt of token ids, and room for the rest
+constexpr size_t kNodesMax =
+    (1u << 20) + 65'536;  ///< the longest prompt of token ids, and room for the rest
 
-/// Builds a document from the library's events, with our bounds checked on the way. Objects are filled without a look
-/// for each key (the library's ordered map would search all earlier ones: quadratic for a hostile body); one sort at
-/// each object's end finds duplicates instead.
+/// Builds a document from the library's events, with our bounds checked on the way. Objects are
+/// filled without a look for each key (the library's ordered map would search all earlier ones:
+/// quadratic for a hostile body); one sort at each object's end finds duplicates instead.
 class Builder {
   public:
     using number_integer_t = Json::number_integer_t;
@@ -48,12 +49,15 @@ class Builder {
         stack_.pop_back();
         std::vector<std::string_view> names;
         names.reserve(object.size());
-        for (const auto& member : object.get_ref<const Json::object_t&>()) names.emplace_back(member.first);
+        for (const auto& member : object.get_ref<const Json::object_t&>())
+            names.emplace_back(member.first);
         std::sort(names.begin(), names.end());
-        if (std::adjacent_find(names.begin(), names.end()) != names.end()) return stop("an object has the same key twice");
+        if (std::adjacent_find(names.begin(), names.end()) != names.end())
+            return stop("an object has the same key twice");
         return true;
     }
-    bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
+    bool parse_error(size_t position, const std::string&,
+                     const nlohmann::detail::exception& error) {
         position_ = position;
         // id 406: a number that no double holds.
         return stop(error.id == 406 ? "a number is out of range" : "the text is not valid JSON");
@@ -61,7 +65,9 @@ class Builder {
 
     Json root;
     [[nodiscard]] std::string fault() const {
-        return position_ == 0 ? fault_ : std::string(fault_) + " (near byte " + std::to_string(position_) + ")";
+        return position_ == 0
+                   ? fault_
+                   : std::string(fault_) + " (near byte " + std::to_string(position_) + ")";
     }
 
   private:
@@ -96,7 +102,8 @@ class Builder {
         return true;
     }
 
-    std::vector<Json*> stack_;  ///< each the last child of the one below, so none moves while it is here
+    std::vector<Json*>
+        stack_;  ///< each the last child of the one below, so none moves while it is here
     std::string key_;
     size_t nodes_ = 0;
     size_t position_ = 0;
@@ -116,7 +123,8 @@ tl::unexpected<Error> bad_field(std::string message, std::string param) {
 }
 
 Expected<Json> parse_json(std::string_view text) {
-    if (text.starts_with("\xEF\xBB\xBF")) return bad_field("the body begins with a byte order mark", "");
+    if (text.starts_with("\xEF\xBB\xBF"))
+        return bad_field("the body begins with a byte order mark", "");
     Builder builder;
     if (!Json::sax_parse(text, &builder, Json::input_format_t::json, true, false)) {
         return bad_field("invalid JSON body: " + builder.fault(), "");
@@ -152,17 +160,20 @@ std::optional<int64_t> exact_int(const Json& value) {
     return std::nullopt;
 }
 
-Expected<std::optional<double>> number_field(const Json& object, const char* name, NumberRange range) {
+Expected<std::optional<double>> number_field(const Json& object, const char* name,
+                                             NumberRange range) {
     const Json* value = find(object, name);
     if (value == nullptr) return std::optional<double>();
     if (value->is_number()) {
         const auto number = value->get<double>();
-        if ((range.low_open ? number > range.low : number >= range.low) && number <= range.high) return number;
+        if ((range.low_open ? number > range.low : number >= range.low) && number <= range.high)
+            return number;
     }
     return bad_field(std::string(name) + " must be " + range.words, name);
 }
 
-Expected<std::optional<int64_t>> int_field(const Json& object, const char* name, int64_t low, int64_t high) {
+Expected<std::optional<int64_t>> int_field(const Json& object, const char* name, int64_t low,
+                                           int64_t high) {
     const Json* value = find(object, name);
     if (value == nullptr) return std::optional<int64_t>();
     const auto number = exact_int(*value);
@@ -184,6 +195,8 @@ Expected<std::optional<std::string>> string_field(const Json& object, const char
     return bad_field(std::string(name) + " must be a string", name);
 }
 
-std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string dump(const Json& value) {
+    return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 }  // namespace baton::openai

@@ -10,7 +10,8 @@
 
 namespace baton::openai {
 
-/// Objects keep the order of their keys: a template that prints a tool prints it as the client wrote it.
+/// Objects keep the order of their keys: a template that prints a tool prints it as the client
+/// wrote it.
 using Json = nlohmann::ordered_json;
 
 /// Parses one JSON text under the rules of check_json_object(), with no key twice in any object.
@@ -28,12 +29,16 @@ struct NumberRange {
     const char* words;
     bool low_open = false;
 };
-/// Field readers: nothing where the field is absent or null, kInvalidArgument with the field's name as param where it
-/// has another type or lies outside. A bool is never a number, a fraction never an integer.
-[[nodiscard]] Expected<std::optional<double>> number_field(const Json& object, const char* name, NumberRange range);
-[[nodiscard]] Expected<std::optional<int64_t>> int_field(const Json& object, const char* name, int64_t low, int64_t high);
+/// Field readers: nothing where the field is absent or null, kInvalidArgument with the field's name
+/// as param where it has another type or lies outside. A bool is never a number, a fraction never
+/// an integer.
+[[nodiscard]] Expected<std::optional<double>> number_field(const Json& object, const char* name,
+                                                           NumberRange range);
+[[nodiscard]] Expected<std::optional<int64_t>> int_field(const Json& object, const char* name,
+                                                         int64_t low, int64_t high);
 [[nodiscard]] Expected<std::optional<bool>> bool_field(const Json& object, const char* name);
-[[nodiscard]] Expected<std::optional<std::string>> string_field(const Json& object, const char* name);
+[[nodiscard]] Expected<std::optional<std::string>> string_field(const Json& object,
+                                                                const char* name);
 /// The exact integer a JSON value is, or nothing.
 [[nodiscard]] std::optional<int64_t> exact_int(const Json& value);
 

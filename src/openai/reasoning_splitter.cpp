@@ -28,7 +28,8 @@ size_t uncertain_tail(std::string_view text) {
 }  // namespace
 
 ReasoningSplitter::ReasoningSplitter(Reasoning mode)
-    : state_(mode == Reasoning::kOff ? State::kContent : State::kStart), open_(mode == Reasoning::kOpen) {}
+    : state_(mode == Reasoning::kOff ? State::kContent : State::kStart),
+      open_(mode == Reasoning::kOpen) {}
 
 ReasoningSplitter::Parts ReasoningSplitter::push(std::string_view text) {
     Parts out;

@@ -7,8 +7,8 @@
 
 namespace baton::openai {
 
-/// Tells reasoning from answer in a growing text. Tags never appear in either, however the text is cut; newlines next
-/// to a tag belong to neither. With Reasoning::kOff everything is content.
+/// Tells reasoning from answer in a growing text. Tags never appear in either, however the text is
+/// cut; newlines next to a tag belong to neither. With Reasoning::kOff everything is content.
 class ReasoningSplitter {
   public:
     explicit ReasoningSplitter(Reasoning mode = Reasoning::kOff);
@@ -20,7 +20,9 @@ class ReasoningSplitter {
     /// What was held back, at the end of the text.
     [[nodiscard]] Parts finish();
     /// True while the text so far lies before the answer.
-    [[nodiscard]] bool reasoning() const { return state_ != State::kContent && state_ != State::kContentStart; }
+    [[nodiscard]] bool reasoning() const {
+        return state_ != State::kContent && state_ != State::kContentStart;
+    }
 
   private:
     enum class State : uint8_t { kStart, kReasoningStart, kReasoning, kContentStart, kContent };

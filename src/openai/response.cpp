@@ -13,16 +13,18 @@
 namespace baton::openai {
 namespace {
 
-constexpr size_t kChunkTextBytesMax = 8 * 1024;  ///< six times that, all escaped, still fits a frame
+constexpr size_t kChunkTextBytesMax =
+    8 * 1024;  ///< six times that, all escaped, still fits a frame
 constexpr size_t kChunkEntryBytesMax = 8 * 1024;
 
 /// One choice, what of its answer is out, and what waits for the next chunk.
 struct Slot {
-    explicit Slot(const ResponseOptions& options, const text::Tokenizer& tokenizer) : choice(options, tokenizer) {}
+    explicit Slot(const ResponseOptions& options, const text::Tokenizer& tokenizer)
+        : choice(options, tokenizer) {}
     Choice choice;
     bool begun = false;
-    std::string reasoning, content;      ///< of a body
-    std::vector<LogprobEntry> entries;   ///< of a body; in a stream those not sent yet
+    std::string reasoning, content;     ///< of a body
+    std::vector<LogprobEntry> entries;  ///< of a body; in a stream those not sent yet
     uint32_t cached_tokens = 0;
 };
 
@@ -44,7 +46,8 @@ struct ResponseBuilder::Impl {
     void stream(std::string& out, uint32_t index, Choice::Output output, bool just_done);
     void begin(std::string& out, uint32_t index);
     void append_texts(std::string& out, uint32_t index, const char* field, std::string_view text);
-    void append_piece(std::string& out, uint32_t index, std::string_view delta, size_t entry_bytes_max);
+    void append_piece(std::string& out, uint32_t index, std::string_view delta,
+                      size_t entry_bytes_max);
     [[nodiscard]] std::string delta(const char* field, std::string_view text) const;
     [[nodiscard]] std::string chunk_usage() const;
     void append_body_choice(std::string& out, uint32_t index) const;
@@ -56,15 +59,22 @@ struct ResponseBuilder::Impl {
     size_t done = 0;
 };
 
-ResponseBuilder::ResponseBuilder(ResponseOptions options, std::shared_ptr<const text::Tokenizer> tokenizer)
+ResponseBuilder::ResponseBuilder(ResponseOptions options,
+                                 std::shared_ptr<const text::Tokenizer> tokenizer)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(tokenizer))) {}
 ResponseBuilder::~ResponseBuilder() = default;
 ResponseBuilder::ResponseBuilder(ResponseBuilder&&) noexcept = default;
 ResponseBuilder& ResponseBuilder::operator=(ResponseBuilder&&) noexcept = default;
 
-uint32_t ResponseBuilder::choices() const { return static_cast<uint32_t>(impl_->slots.size()); }
-bool ResponseBuilder::all_done() const { return impl_->done == impl_->slots.size(); }
-Usage ResponseBuilder::usage() const { return impl_->usage(); }
+uint32_t ResponseBuilder::choices() const {
+    return static_cast<uint32_t>(impl_->slots.size());
+}
+bool ResponseBuilder::all_done() const {
+    return impl_->done == impl_->slots.size();
+}
+Usage ResponseBuilder::usage() const {
+    return impl_->usage();
+}
 
 ResponseBuilder::Update ResponseBuilder::push(uint32_t choice, std::span<const wire::Token> tokens,
                                               wire::Finish finish, uint32_t cached_tokens) {
@@ -82,7 +92,8 @@ ResponseBuilder::Update ResponseBuilder::push(uint32_t choice, std::span<const w
         } else {
             slot.reasoning += output.reasoning;
             slot.content += output.content;
-            std::move(output.entries.begin(), output.entries.end(), std::back_inserter(slot.entries));
+            std::move(output.entries.begin(), output.entries.end(),
+                      std::back_inserter(slot.entries));
         }
     }
     update.choice_done = slot.choice.done();
@@ -102,7 +113,8 @@ Usage ResponseBuilder::Impl::usage() const {
     return out;
 }
 
-// ---- streams -------------------------------------------------------------------------------------------------------
+// ---- streams
+// -------------------------------------------------------------------------------------------------------
 
 std::string ResponseBuilder::Impl::delta(const char* field, std::string_view text) const {
     if (!options.chat) return json_string(text);
@@ -132,7 +144,8 @@ void ResponseBuilder::Impl::append_piece(std::string& out, uint32_t index, std::
     waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-void ResponseBuilder::Impl::append_texts(std::string& out, uint32_t index, const char* field, std::string_view text) {
+void ResponseBuilder::Impl::append_texts(std::string& out, uint32_t index, const char* field,
+                                         std::string_view text) {
     while (!text.empty()) {
         const size_t size = character_boundary(text, kChunkTextBytesMax);
         append_piece(out, index, delta(field, text.substr(0, size)), kChunkEntryBytesMax);
@@ -143,19 +156,22 @@ void ResponseBuilder::Impl::append_texts(std::string& out, uint32_t index, const
 void ResponseBuilder::Impl::begin(std::string& out, uint32_t index) {
     if (std::exchange(slots[index].begun, true)) return;
     if (options.chat) {
-        writer.append_chunk(out, index, R"({"role":"assistant","content":""})", {}, nullptr, chunk_usage());
+        writer.append_chunk(out, index, R"({"role":"assistant","content":""})", {}, nullptr,
+                            chunk_usage());
     } else {
         append_texts(out, index, "text", prompt_of(index).echo);
     }
 }
 
-void ResponseBuilder::Impl::stream(std::string& out, uint32_t index, Choice::Output output, bool just_done) {
+void ResponseBuilder::Impl::stream(std::string& out, uint32_t index, Choice::Output output,
+                                   bool just_done) {
     begin(out, index);
     Slot& slot = slots[index];
     std::move(output.entries.begin(), output.entries.end(), std::back_inserter(slot.entries));
     append_texts(out, index, "reasoning_content", output.reasoning);
     append_texts(out, index, "content", output.content);
-    // Logprobs that found no room beside their text: long ones, or those of tokens that show nothing.
+    // Logprobs that found no room beside their text: long ones, or those of tokens that show
+    // nothing.
     const bool had_text = !output.reasoning.empty() || !output.content.empty();
     while (!slot.entries.empty() && (had_text || just_done)) {
         append_piece(out, index, delta("content", ""), kChunkEntryBytesMax);
@@ -164,13 +180,15 @@ void ResponseBuilder::Impl::stream(std::string& out, uint32_t index, Choice::Out
     const bool last = done == slots.size();
     const std::string finish_usage =
         options.generation.include_usage ? chunk_usage() : writer.usage(usage());
-    writer.append_chunk(out, index, delta("content", ""), {}, slot.choice.finish_reason(), finish_usage);
+    writer.append_chunk(out, index, delta("content", ""), {}, slot.choice.finish_reason(),
+                        finish_usage);
     if (!last) return;
     if (options.generation.include_usage) writer.append_usage_chunk(out, writer.usage(usage()));
     out.append(kDoneFrame);
 }
 
-// ---- bodies --------------------------------------------------------------------------------------------------------
+// ---- bodies
+// --------------------------------------------------------------------------------------------------------
 
 void ResponseBuilder::Impl::append_body_choice(std::string& out, uint32_t index) const {
     const Slot& slot = slots[index];
@@ -203,14 +221,17 @@ std::string ResponseBuilder::body() const {
     return out;
 }
 
-// ---- small things --------------------------------------------------------------------------------------------------
+// ---- small things
+// --------------------------------------------------------------------------------------------------
 
 std::string response_id(bool chat, std::string_view request_id) {
     std::string out = chat ? "chatcmpl-" : "cmpl-";
     return request_id.empty() ? out + new_request_id() : out.append(request_id);
 }
 
-std::string new_request_id() { return random_hex(16); }
+std::string new_request_id() {
+    return random_hex(16);
+}
 
 std::string system_fingerprint(std::string_view model_identity, std::string_view configuration) {
     std::string all = BATON_VERSION;
@@ -218,7 +239,8 @@ std::string system_fingerprint(std::string_view model_identity, std::string_view
     return "fp_" + to_hex(sha256(all)).substr(0, 16);
 }
 
-std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids, bool skip_special_tokens) {
+std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids,
+                        bool skip_special_tokens) {
     return tokenizer.decode(ids, skip_special_tokens);
 }
 

@@ -26,30 +26,38 @@ struct ClientResponse {
     [[nodiscard]] std::string_view header(std::string_view lower_case_name) const;
 };
 
-/// A small blocking HTTP/1.1 client for the command line, the bench and tests. One thread at a time. Keeps its
-/// connection between requests.
+/// A small blocking HTTP/1.1 client for the command line, the bench and tests. One thread at a
+/// time. Keeps its connection between requests.
 class Client {
   public:
     /// kInvalidArgument when the URL is not http://host[:port][/prefix].
     static Expected<std::unique_ptr<Client>> create(ClientOptions options);
     virtual ~Client() = default;
 
-    /// Sends one request and reads the whole answer. `body` empty: none is sent (POST announces an empty one).
-    /// kUnavailable when nothing listens, kTimeout, kIo when the connection breaks. Any HTTP status is a success.
-    [[nodiscard]] virtual Expected<ClientResponse> request(std::string_view method, std::string_view target,
+    /// Sends one request and reads the whole answer. `body` empty: none is sent (POST announces an
+    /// empty one). kUnavailable when nothing listens, kTimeout, kIo when the connection breaks. Any
+    /// HTTP status is a success.
+    [[nodiscard]] virtual Expected<ClientResponse> request(std::string_view method,
+                                                           std::string_view target,
                                                            std::string_view json_body = {}) = 0;
-    [[nodiscard]] Expected<ClientResponse> get(std::string_view target) { return request("GET", target); }
-    [[nodiscard]] Expected<ClientResponse> post(std::string_view target, std::string_view json_body) {
+    [[nodiscard]] Expected<ClientResponse> get(std::string_view target) {
+        return request("GET", target);
+    }
+    [[nodiscard]] Expected<ClientResponse> post(std::string_view target,
+                                                std::string_view json_body) {
         return request("POST", target, json_body);
     }
-    [[nodiscard]] Expected<ClientResponse> del(std::string_view target) { return request("DELETE", target); }
+    [[nodiscard]] Expected<ClientResponse> del(std::string_view target) {
+        return request("DELETE", target);
+    }
 
-    /// Called with the payload of each `data:` line as it comes ("[DONE]" included). False ends the stream and closes
-    /// the connection.
+    /// Called with the payload of each `data:` line as it comes ("[DONE]" included). False ends the
+    /// stream and closes the connection.
     using OnData = std::function<bool(std::string_view data)>;
-    /// Posts and reads a stream of server-sent events. An answer that is no event stream comes back as a body. kIo when
-    /// the stream breaks before its end.
-    [[nodiscard]] virtual Expected<ClientResponse> stream(std::string_view target, std::string_view json_body,
+    /// Posts and reads a stream of server-sent events. An answer that is no event stream comes back
+    /// as a body. kIo when the stream breaks before its end.
+    [[nodiscard]] virtual Expected<ClientResponse> stream(std::string_view target,
+                                                          std::string_view json_body,
                                                           const OnData& on_data) = 0;
 };
 

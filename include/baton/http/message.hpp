@@ -13,17 +13,19 @@ namespace baton::http {
 using Header = std::pair<std::string, std::string>;
 using Headers = std::vector<Header>;
 
-/// What a key may do. Without keys every caller is an administrator; on the open list a caller without a key is kOpen.
+/// What a key may do. Without keys every caller is an administrator; on the open list a caller
+/// without a key is kOpen.
 enum class Access : uint8_t { kOpen = 0, kInference = 1, kAdmin = 2 };
 
 /// One complete request whose framing, sizes and key have been checked.
 struct Request {
-    std::string method;                 ///< "GET", "POST", … (HEAD arrives as "HEAD")
-    std::string target;                 ///< as sent
-    std::string path;                   ///< of the target, without query, still percent-encoded
-    std::vector<std::string> segments;  ///< of the path, percent-decoded, valid UTF-8 without control characters
-    Headers query;                      ///< decoded, in order
-    Headers headers;                    ///< names in lower case, in order; trailers are not among them
+    std::string method;  ///< "GET", "POST", … (HEAD arrives as "HEAD")
+    std::string target;  ///< as sent
+    std::string path;    ///< of the target, without query, still percent-encoded
+    std::vector<std::string>
+        segments;     ///< of the path, percent-decoded, valid UTF-8 without control characters
+    Headers query;    ///< decoded, in order
+    Headers headers;  ///< names in lower case, in order; trailers are not among them
     std::string body;
     bool body_framed = false;  ///< a Content-Length or chunked body was announced (it may be empty)
     bool http_1_0 = false;
@@ -40,8 +42,8 @@ struct Request {
 /// The standard reason phrase of a status, "Unknown" for others.
 [[nodiscard]] std::string_view reason_phrase(int status);
 
-/// {"error":{"message","type","param":null,"code"},"detail"} for faults of the protocol itself (400, 401, 404, 405, …).
-/// Errors about models and request fields come from the openai module.
+/// {"error":{"message","type","param":null,"code"},"detail"} for faults of the protocol itself
+/// (400, 401, 404, 405, …). Errors about models and request fields come from the openai module.
 [[nodiscard]] std::string protocol_error_body(int status, std::string_view message);
 
 }  // namespace baton::http

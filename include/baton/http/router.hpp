@@ -14,17 +14,18 @@ namespace baton::http {
 using Params = std::vector<std::string>;
 using RouteHandler = std::function<void(std::shared_ptr<Exchange>, const Params&)>;
 
-/// A table of routes that is itself a Handler. It answers 404 `Not Found` for unknown paths, 405 `Method Not Allowed`
-/// with Allow, OPTIONS with 204 and Allow, HEAD through the GET route, 403 when the key's access is too low, and 411
-/// where a body is needed and none is announced. Build it before the server starts; afterwards any thread may call it.
+/// A table of routes that is itself a Handler. It answers 404 `Not Found` for unknown paths, 405
+/// `Method Not Allowed` with Allow, OPTIONS with 204 and Allow, HEAD through the GET route, 403
+/// when the key's access is too low, and 411 where a body is needed and none is announced. Build it
+/// before the server starts; afterwards any thread may call it.
 class Router {
   public:
     struct Rule {
         Access access = Access::kInference;  ///< what a caller's key must allow at least
         bool needs_body = false;
     };
-    /// `pattern` like "/v1/models/{uid}/replicas/{id}". Literal segments win over {names}, whatever the order of
-    /// adding. A {name} matches one non-empty segment other than "." and "..".
+    /// `pattern` like "/v1/models/{uid}/replicas/{id}". Literal segments win over {names}, whatever
+    /// the order of adding. A {name} matches one non-empty segment other than "." and "..".
     void add(std::string_view method, std::string_view pattern, Rule rule, RouteHandler handler);
 
     void operator()(std::shared_ptr<Exchange> exchange) const;
@@ -43,7 +44,8 @@ class Router {
         RouteHandler handler;
     };
     struct Match;
-    [[nodiscard]] Match match(std::string_view method, const std::vector<std::string>& segments) const;
+    [[nodiscard]] Match match(std::string_view method,
+                              const std::vector<std::string>& segments) const;
 
     std::vector<Route> routes_;
 };

@@ -18,38 +18,44 @@ namespace baton::http {
 struct StreamStart {
     int status = 200;
     std::string content_type = "text/event-stream; charset=utf-8";
-    Headers headers = {};                    ///< further ones
-    int64_t ping_ms = limits::kSsePingMs;    ///< a ": ping" comment after that much silence; 0: none
+    Headers headers = {};                  ///< further ones
+    int64_t ping_ms = limits::kSsePingMs;  ///< a ": ping" comment after that much silence; 0: none
 };
 
-/// One request and the way to answer it. Every method may be called from any thread. Exactly one answer is sent:
-/// respond(), or begin_stream() … end(). An exchange that is destroyed unanswered answers 500 (an unfinished stream
-/// closes its connection), so that no client waits for ever.
+/// One request and the way to answer it. Every method may be called from any thread. Exactly one
+/// answer is sent: respond(), or begin_stream() … end(). An exchange that is destroyed unanswered
+/// answers 500 (an unfinished stream closes its connection), so that no client waits for ever.
 class Exchange {
   public:
     virtual ~Exchange() = default;
 
     [[nodiscard]] virtual const Request& request() const = 0;
-    /// Takes the body out of the request (it may be megabytes). Once, before other threads see the exchange.
+    /// Takes the body out of the request (it may be megabytes). Once, before other threads see the
+    /// exchange.
     [[nodiscard]] virtual std::string take_body() = 0;
 
-    /// Sends the whole answer. A second answer is ignored. 204 and 304 carry no body; HEAD gets the headers only.
+    /// Sends the whole answer. A second answer is ignored. 204 and 304 carry no body; HEAD gets the
+    /// headers only.
     virtual void respond(int status, std::string body, Headers headers = {},
                          std::string_view content_type = "application/json") = 0;
 
-    /// Sends status and headers now (chunked for HTTP/1.1). False when an answer was begun before or the client is gone.
+    /// Sends status and headers now (chunked for HTTP/1.1). False when an answer was begun before
+    /// or the client is gone.
     virtual bool begin_stream(StreamStart start = {}) = 0;
-    /// Sends bytes as one chunk, flushed at once. False when the client is gone. Past limits::kStreamBufferBytesMax
-    /// of unsent bytes the connection is dropped (a client that does not read): on_disconnect fires, false is returned.
+    /// Sends bytes as one chunk, flushed at once. False when the client is gone. Past
+    /// limits::kStreamBufferBytesMax of unsent bytes the connection is dropped (a client that does
+    /// not read): on_disconnect fires, false is returned.
     virtual bool write(std::string bytes) = 0;
     /// Ends the stream properly; the connection may serve further requests.
     virtual void end() = 0;
-    /// Sends what is queued, then closes the connection without the end mark: the client sees a broken stream.
+    /// Sends what is queued, then closes the connection without the end mark: the client sees a
+    /// broken stream.
     virtual void fail() = 0;
 
-    /// Calls `callback` once if the client goes away before respond() or end() is called, in any phase; at once (on
-    /// this thread) if it has gone already. Otherwise it runs on an I/O thread and must not block. One callback; a
-    /// second call replaces the first. It is released when the answer is complete.
+    /// Calls `callback` once if the client goes away before respond() or end() is called, in any
+    /// phase; at once (on this thread) if it has gone already. Otherwise it runs on an I/O thread
+    /// and must not block. One callback; a second call replaces the first. It is released when the
+    /// answer is complete.
     virtual void on_disconnect(std::function<void()> callback) = 0;
     [[nodiscard]] virtual bool client_gone() const = 0;
     /// True after respond() or begin_stream().
@@ -66,14 +72,16 @@ struct ServerOptions {
     uint16_t port = 0;  ///< 0: any free one
     size_t threads = 2;
 
-    /// Keys; both lists empty: no key is asked for. Sent as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+    /// Keys; both lists empty: no key is asked for. Sent as `Authorization: Bearer KEY` or
+    /// `X-Api-Key: KEY`.
     std::vector<std::string> admin_keys = {};
     std::vector<std::string> inference_keys = {};
     /// Exact paths that need no key.
     std::vector<std::string> open_paths = {"/health", "/ready"};
 
-    std::vector<std::string> cors_origins = {};   ///< empty: no CORS headers at all
-    std::vector<std::string> allowed_hosts = {};  ///< names (without port) a Host header may carry; empty: any
+    std::vector<std::string> cors_origins = {};  ///< empty: no CORS headers at all
+    std::vector<std::string> allowed_hosts =
+        {};  ///< names (without port) a Host header may carry; empty: any
 
     size_t body_bytes_max = limits::kBodyBytesMax;
     size_t bodies_bytes_max = 512u * 1024 * 1024;  ///< of all connections together
@@ -86,8 +94,8 @@ struct ServerOptions {
     int64_t write_stall_ms = limits::kWriteStallMs;
 };
 
-/// An HTTP/1.1 server without knowledge of models. It owns its I/O threads (one io_context each; a connection stays
-/// on one). Requests of one connection are served strictly in order.
+/// An HTTP/1.1 server without knowledge of models. It owns its I/O threads (one io_context each; a
+/// connection stays on one). Requests of one connection are served strictly in order.
 class Server {
   public:
     /// Binds, listens and starts the threads. kIo when the address cannot be bound.
@@ -98,12 +106,14 @@ class Server {
     [[nodiscard]] virtual uint16_t port() const = 0;
     /// "ip:port" as bound.
     [[nodiscard]] virtual std::string address() const = 0;
-    /// Closes the listener and idle connections; running exchanges go on and their connections close after them.
+    /// Closes the listener and idle connections; running exchanges go on and their connections
+    /// close after them.
     virtual void stop_accepting() = 0;
-    /// Waits until no exchange is running, at most `timeout_ms`. True when none is. Not from an I/O thread.
+    /// Waits until no exchange is running, at most `timeout_ms`. True when none is. Not from an I/O
+    /// thread.
     virtual bool drain(int64_t timeout_ms) = 0;
-    /// Drops all connections (on_disconnect fires for running exchanges) and joins the threads. Idempotent. Not from
-    /// an I/O thread. Exchanges may outlive it; they do nothing any more.
+    /// Drops all connections (on_disconnect fires for running exchanges) and joins the threads.
+    /// Idempotent. Not from an I/O thread. Exchanges may outlive it; they do nothing any more.
     virtual void close() = 0;
 
     struct Stats {
@@ -112,7 +122,7 @@ class Server {
         uint64_t requests = 0;         ///< handed to the handler so far
         uint64_t protocol_errors = 0;  ///< requests refused before the handler
         uint64_t unauthorized = 0;
-        uint64_t disconnects = 0;      ///< clients gone before their answer was complete
+        uint64_t disconnects = 0;  ///< clients gone before their answer was complete
         uint64_t connections_refused = 0;
     };
     [[nodiscard]] virtual Stats stats() const = 0;

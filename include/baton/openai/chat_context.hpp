@@ -18,15 +18,17 @@ struct TemplateInfo {
     bool has_think = false;         ///< the template speaks of <think>
 };
 /// Looks at the source of a chat template for the two flags.
-[[nodiscard]] TemplateInfo inspect_template(std::string_view source, std::string bos_token, std::string eos_token);
+[[nodiscard]] TemplateInfo inspect_template(std::string_view source, std::string bos_token,
+                                            std::string eos_token);
 
-/// The JSON object for text::ChatTemplate::render: messages, tools (when there are any), add_generation_prompt,
-/// bos_token, eos_token, and the request's template arguments.
+/// The JSON object for text::ChatTemplate::render: messages, tools (when there are any),
+/// add_generation_prompt, bos_token, eos_token, and the request's template arguments.
 [[nodiscard]] std::string template_context(const ChatRequest& request, const TemplateInfo& info);
 
-/// For continue_final_message: cuts a rendered prompt right after the last message's content. kInvalidArgument when
-/// the template does not show that content.
-[[nodiscard]] Expected<void> cut_after_final_message(std::vector<text::Segment>& rendered, std::string_view content);
+/// For continue_final_message: cuts a rendered prompt right after the last message's content.
+/// kInvalidArgument when the template does not show that content.
+[[nodiscard]] Expected<void> cut_after_final_message(std::vector<text::Segment>& rendered,
+                                                     std::string_view content);
 
 /// How the output's <think> … </think> is told from the answer.
 enum class Reasoning : uint8_t {
@@ -34,6 +36,7 @@ enum class Reasoning : uint8_t {
     kDetect,  ///< output that begins with <think> is reasoning up to </think>
     kOpen,    ///< the prompt ended inside <think>
 };
-[[nodiscard]] Reasoning reasoning_mode(const TemplateInfo& info, const std::vector<text::Segment>& rendered);
+[[nodiscard]] Reasoning reasoning_mode(const TemplateInfo& info,
+                                       const std::vector<text::Segment>& rendered);
 
 }  // namespace baton::openai

@@ -30,8 +30,8 @@ struct ResponseOptions {
     std::string system_fingerprint;
     int64_t created_s = 0;  ///< unix time
     GenerationOptions generation;
-    std::vector<PromptUse> prompts;     ///< one for chat
-    std::vector<TokenId> stop_ids;      ///< of the resolved sampling: such a last token is not shown
+    std::vector<PromptUse> prompts;  ///< one for chat
+    std::vector<TokenId> stop_ids;   ///< of the resolved sampling: such a last token is not shown
     Reasoning reasoning = Reasoning::kOff;
 };
 
@@ -42,9 +42,9 @@ struct Usage {
     uint64_t reasoning_tokens = 0;
 };
 
-/// Turns the tokens of a request's choices into its answer: one JSON body, or frames of a stream. Choice
-/// `prompt_index * n + k` is the k-th of that prompt. The stream's text is the body's text byte for byte, however the
-/// tokens were batched. Not thread-safe: one strand at a time.
+/// Turns the tokens of a request's choices into its answer: one JSON body, or frames of a stream.
+/// Choice `prompt_index * n + k` is the k-th of that prompt. The stream's text is the body's text
+/// byte for byte, however the tokens were batched. Not thread-safe: one strand at a time.
 class ResponseBuilder {
   public:
     ResponseBuilder(ResponseOptions options, std::shared_ptr<const text::Tokenizer> tokenizer);
@@ -53,15 +53,16 @@ class ResponseBuilder {
     ResponseBuilder& operator=(ResponseBuilder&&) noexcept;
 
     struct Update {
-        std::string frames;          ///< to write now; complete events; "" when there is nothing to send (or not a stream)
-        bool stop_found = false;     ///< a stop string ended this choice: abort its sequence
-        bool choice_done = false;    ///< this choice has its finish reason (now or before)
-        bool all_done = false;       ///< every choice has; a stream's frames then end with [DONE]
+        std::string frames;  ///< to write now; complete events; "" when there is nothing to send
+                             ///< (or not a stream)
+        bool stop_found = false;   ///< a stop string ended this choice: abort its sequence
+        bool choice_done = false;  ///< this choice has its finish reason (now or before)
+        bool all_done = false;     ///< every choice has; a stream's frames then end with [DONE]
     };
-    /// Takes the next tokens of a choice, in order. `finish` other than kNone ends it. `cached_tokens` counts once
-    /// a choice. Tokens for a choice that is done are ignored.
-    [[nodiscard]] Update push(uint32_t choice, std::span<const wire::Token> tokens, wire::Finish finish,
-                              uint32_t cached_tokens = 0);
+    /// Takes the next tokens of a choice, in order. `finish` other than kNone ends it.
+    /// `cached_tokens` counts once a choice. Tokens for a choice that is done are ignored.
+    [[nodiscard]] Update push(uint32_t choice, std::span<const wire::Token> tokens,
+                              wire::Finish finish, uint32_t cached_tokens = 0);
 
     [[nodiscard]] uint32_t choices() const;
     [[nodiscard]] bool all_done() const;
@@ -79,10 +80,11 @@ class ResponseBuilder {
 /// A fresh request id (32 hex digits).
 [[nodiscard]] std::string new_request_id();
 /// "fp_" and a hash over build, model identity and configuration.
-[[nodiscard]] std::string system_fingerprint(std::string_view model_identity, std::string_view configuration);
+[[nodiscard]] std::string system_fingerprint(std::string_view model_identity,
+                                             std::string_view configuration);
 
 /// The text of ids: valid UTF-8, special tokens left out where asked.
-[[nodiscard]] std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids,
-                                      bool skip_special_tokens);
+[[nodiscard]] std::string decode_text(const text::Tokenizer& tokenizer,
+                                      std::span<const TokenId> ids, bool skip_special_tokens);
 
 }  // namespace baton::openai

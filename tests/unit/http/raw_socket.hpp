@@ -24,7 +24,8 @@ class RawSocket {
     explicit RawSocket(uint16_t port, int receive_buffer_bytes = 0) {
         fd_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
         if (receive_buffer_bytes != 0) {
-            (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
+            (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes,
+                               sizeof(receive_buffer_bytes));
         }
         connect(port);
     }
@@ -33,7 +34,8 @@ class RawSocket {
         address.sin_family = AF_INET;
         address.sin_port = htons(port);
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) fd_.reset();
+        if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+            fd_.reset();
         const int on = 1;
         (void)::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         const timeval limit{.tv_sec = 20, .tv_usec = 0};  // a test that waits that long has failed

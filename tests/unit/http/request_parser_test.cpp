@@ -10,14 +10,16 @@ namespace {
 using Event = RequestParser::Event;
 
 struct Outcome {
-    int error = 0;       ///< status, or 0 for a complete request
+    int error = 0;  ///< status, or 0 for a complete request
     bool complete = false;
     size_t consumed = 0;
     Request request;
     friend bool operator==(const Outcome& a, const Outcome& b) {
-        return a.error == b.error && a.complete == b.complete && (a.error != 0 || a.consumed == b.consumed) &&
-               (!a.complete || (a.request.body == b.request.body && a.request.headers == b.request.headers &&
-                                a.request.path == b.request.path));
+        return a.error == b.error && a.complete == b.complete &&
+               (a.error != 0 || a.consumed == b.consumed) &&
+               (!a.complete ||
+                (a.request.body == b.request.body && a.request.headers == b.request.headers &&
+                 a.request.path == b.request.path));
     }
 };
 
@@ -27,7 +29,8 @@ Outcome parse(std::string_view bytes, size_t piece = SIZE_MAX, ParserLimits limi
     Outcome out;
     size_t given = 0;
     for (;;) {
-        const std::string_view part = bytes.substr(out.consumed, std::min(piece, bytes.size() - out.consumed));
+        const std::string_view part =
+            bytes.substr(out.consumed, std::min(piece, bytes.size() - out.consumed));
         size_t used = 0;
         const Event event = parser.feed(part, used);
         EXPECT_LE(used, part.size());
@@ -57,7 +60,7 @@ std::string post(std::string_view fields, std::string_view body) {
 struct Row {
     const char* name;
     std::string bytes;
-    int status;        ///< 0: complete, -1: waits for more
+    int status;  ///< 0: complete, -1: waits for more
     std::string body;
 };
 
@@ -72,16 +75,20 @@ std::vector<Row> rows() {
         {"plain get", "GET / HTTP/1.1\r\nHost: a\r\n\r\n", 0, ""},
         {"content length", post("Content-Length: 3\r\n", "abc"), 0, "abc"},
         {"chunked", post(chunked, "3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"), 0, "abcde"},
-        {"chunked upper case", post("TRANSFER-ENCODING: Chunked\r\n", "A\r\n0123456789\r\n0\r\n\r\n"), 0, "0123456789"},
+        {"chunked upper case",
+         post("TRANSFER-ENCODING: Chunked\r\n", "A\r\n0123456789\r\n0\r\n\r\n"), 0, "0123456789"},
         {"cl then te", post("Content-Length: 3\r\n" + chunked, "0\r\n\r\n"), 400, ""},
         {"te then cl", post(chunked + "Content-Length: 3\r\n", "0\r\n\r\n"), 400, ""},
-        {"te gzip before cl", post("Transfer-Encoding: gzip\r\nContent-Length: 3\r\n", "abc"), 400, ""},
-        {"te xchunked with cl", post("Transfer-Encoding: xchunked\r\nContent-Length: 3\r\n", "abc"), 400, ""},
+        {"te gzip before cl", post("Transfer-Encoding: gzip\r\nContent-Length: 3\r\n", "abc"), 400,
+         ""},
+        {"te xchunked with cl", post("Transfer-Encoding: xchunked\r\nContent-Length: 3\r\n", "abc"),
+         400, ""},
         {"te gzip", post("Transfer-Encoding: gzip\r\n", "abc"), 501, ""},
         {"te identity", post("Transfer-Encoding: identity\r\n", "abc"), 501, ""},
         {"te chunked, gzip", post("Transfer-Encoding: chunked, gzip\r\n", "abc"), 501, ""},
         {"te gzip, chunked", post("Transfer-Encoding: gzip, chunked\r\n", "0\r\n\r\n"), 501, ""},
-        {"te chunked, chunked", post("Transfer-Encoding: chunked, chunked\r\n", "0\r\n\r\n"), 501, ""},
+        {"te chunked, chunked", post("Transfer-Encoding: chunked, chunked\r\n", "0\r\n\r\n"), 501,
+         ""},
         {"te empty", post("Transfer-Encoding: \r\n", ""), 501, ""},
         {"two te", post(chunked + chunked, "0\r\n\r\n"), 400, ""},
         {"te tab", post("Transfer-Encoding:\tchunked\t\r\n", "0\r\n\r\n"), 0, ""},
@@ -110,20 +117,23 @@ std::vector<Row> rows() {
         {"chunk data overrun", post(chunked, "1\r\nab\r\n0\r\n\r\n"), 400, ""},
         {"chunk end bare lf", post(chunked, "1\r\na\n0\r\n\r\n"), 400, ""},
         {"trailer", post(chunked, "1\r\na\r\n0\r\nX: y\r\n\r\n"), 0, "a"},
-        {"trailer of 70 kB", post(chunked, "3\r\nabc\r\n0\r\nX: " + std::string(70'000, 'y') + "\r\n\r\n"), 400, ""},
+        {"trailer of 70 kB",
+         post(chunked, "3\r\nabc\r\n0\r\nX: " + std::string(70'000, 'y') + "\r\n\r\n"), 400, ""},
         {"thousands of trailers", post(chunked, "0\r\n" + trailers + "\r\n"), 400, ""},
         {"bare lf head", "GET / HTTP/1.1\nHost: a\n\n", 400, ""},
         {"bare lf in one line", "GET / HTTP/1.1\r\nHost: a\nX: y\r\n\r\n", 400, ""},
         {"bare cr in value", "GET / HTTP/1.1\r\nHost: a\r\nX: y\rz\r\n\r\n", 400, ""},
         {"space before colon", "GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400, ""},
-        {"nul in value", std::string("GET / HTTP/1.1\r\nHost: a\r\nX: ") + '\0' + "\r\n\r\n", 400, ""},
+        {"nul in value", std::string("GET / HTTP/1.1\r\nHost: a\r\nX: ") + '\0' + "\r\n\r\n", 400,
+         ""},
         {"obs-fold", "GET / HTTP/1.1\r\nHost: a\r\nX: y\r\n z\r\n\r\n", 400, ""},
         {"field without colon", "GET / HTTP/1.1\r\nHost: a\r\nX\r\n\r\n", 400, ""},
         {"empty field name", "GET / HTTP/1.1\r\nHost: a\r\n: x\r\n\r\n", 400, ""},
         {"missing host", "GET / HTTP/1.1\r\n\r\n", 400, ""},
         {"two hosts", "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400, ""},
         {"host with path", "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", 400, ""},
-        {"two keys", "GET / HTTP/1.1\r\nHost: a\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n", 400, ""},
+        {"two keys", "GET / HTTP/1.1\r\nHost: a\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n",
+         400, ""},
         {"absolute form", "GET http://h:1/p?q=1 HTTP/1.1\r\nHost: a\r\n\r\n", 0, ""},
         {"utf-8 target", "GET /\xC3\xA9 HTTP/1.1\r\nHost: a\r\n\r\n", 400, ""},
         {"nul escape in path", "GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n", 400, ""},
@@ -144,8 +154,10 @@ std::vector<Row> rows() {
         {"large head", "GET / HTTP/1.1\r\nHost: a\r\nX: " + big + "\r\n\r\n", 431, ""},
         {"endless head", "GET / HTTP/1.1\r\nHost: a\r\nX: " + big, 431, ""},
         {"101 fields", "GET / HTTP/1.1\r\nHost: a\r\n" + many + "\r\n", 431, ""},
-        {"target of 9 kB", "GET /" + std::string(9'000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", 414, ""},
-        {"target of 7 kB", "GET /" + std::string(7'000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", 0, ""},
+        {"target of 9 kB", "GET /" + std::string(9'000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", 414,
+         ""},
+        {"target of 7 kB", "GET /" + std::string(7'000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", 0,
+         ""},
         {"expect other", post("Expect: 200-ok\r\nContent-Length: 1\r\n", "x"), 417, ""},
         {"get with body", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi", 0, "hi"},
         {"post without length", post("", ""), 0, ""},
@@ -167,7 +179,8 @@ TEST(RequestParser, EveryRowTheSameHoweverItIsCut) {
             EXPECT_EQ(whole.request.body, row.body);
         }
         for (const size_t piece : {1, 2, 3, 7, 100}) {
-            // 400 and 431 may come in either order when the bytes come slowly: the fault seen first is told.
+            // 400 and 431 may come in either order when the bytes come slowly: the fault seen first
+            // is told.
             const Outcome cut = parse(row.bytes, piece);
             EXPECT_EQ(cut.complete, whole.complete);
             EXPECT_EQ(cut.error != 0, whole.error != 0);
@@ -187,7 +200,9 @@ TEST(RequestParser, LeavesTheNextRequestAlone) {
 }
 
 TEST(RequestParser, SplitsTheTarget) {
-    const Request request = parse("GET /v1/models/a%2Fb%20c/?x=1&y=a%26b+c&flag&=v HTTP/1.1\r\nHost: a\r\n\r\n").request;
+    const Request request =
+        parse("GET /v1/models/a%2Fb%20c/?x=1&y=a%26b+c&flag&=v HTTP/1.1\r\nHost: a\r\n\r\n")
+            .request;
     EXPECT_EQ(request.path, "/v1/models/a%2Fb%20c/");
     EXPECT_EQ(request.segments, (std::vector<std::string>{"v1", "models", "a/b c", ""}));
     ASSERT_NE(request.query_value("y"), nullptr);
@@ -201,7 +216,8 @@ TEST(RequestParser, SplitsTheTarget) {
 
 TEST(RequestParser, TrailersDoNotBecomeHeaders) {
     const Request request =
-        parse(post("Transfer-Encoding: chunked\r\n", "0\r\nAuthorization: Bearer k\r\n\r\n")).request;
+        parse(post("Transfer-Encoding: chunked\r\n", "0\r\nAuthorization: Bearer k\r\n\r\n"))
+            .request;
     EXPECT_EQ(request.header("authorization"), "");
 }
 
@@ -235,9 +251,15 @@ TEST(RequestParser, RandomBytesAndMutationsNeverHarm) {
         for (size_t i = 0; i < edits && !bytes.empty(); ++i) {
             const size_t at = random() % bytes.size();
             switch (random() % 3) {
-                case 0: bytes[at] = static_cast<char>(random()); break;
-                case 1: bytes.erase(at, 1 + random() % 5); break;
-                default: bytes.insert(at, bytes.substr(0, random() % 20)); break;
+                case 0:
+                    bytes[at] = static_cast<char>(random());
+                    break;
+                case 1:
+                    bytes.erase(at, 1 + random() % 5);
+                    break;
+                default:
+                    bytes.insert(at, bytes.substr(0, random() % 20));
+                    break;
             }
         }
         const Outcome whole = parse(bytes);

@@ -48,7 +48,8 @@ class Inbox {
     }
     std::shared_ptr<Exchange> take() {
         std::unique_lock lock(mutex_);
-        if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !items_.empty(); })) return nullptr;
+        if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !items_.empty(); }))
+            return nullptr;
         auto out = std::move(items_.front());
         items_.erase(items_.begin());
         return out;
@@ -63,7 +64,8 @@ class Inbox {
 Handler echo() {
     return [](std::shared_ptr<Exchange> exchange) {
         const Request& request = exchange->request();
-        exchange->respond(200, request.method + " " + request.path + " " + request.body, {}, "text/plain");
+        exchange->respond(200, request.method + " " + request.path + " " + request.body, {},
+                          "text/plain");
     };
 }
 
@@ -77,8 +79,9 @@ std::string get(std::string_view path, std::string_view fields = "") {
     return "GET " + std::string(path) + " HTTP/1.1\r\nHost: a\r\n" + std::string(fields) + "\r\n";
 }
 std::string post(std::string_view path, std::string_view body, std::string_view fields = "") {
-    return "POST " + std::string(path) + " HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(body.size()) +
-           "\r\n" + std::string(fields) + "\r\n" + std::string(body);
+    return "POST " + std::string(path) +
+           " HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+           std::string(fields) + "\r\n" + std::string(body);
 }
 
 TEST(Server, AnswersAndKeepsTheConnection) {
@@ -96,7 +99,8 @@ TEST(Server, AnswersAndKeepsTheConnection) {
 
 TEST(Server, PipelinedRequestsAreAnsweredInOrder) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     std::string all;
     for (int i = 0; i < 8; ++i) all += post("/" + std::to_string(i), std::string(1000, 'x'));
@@ -113,7 +117,8 @@ TEST(Server, PipelinedRequestsAreAnsweredInOrder) {
 
 TEST(Server, TooMuchReadAheadClosesAfterTheFirstAnswer) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/first") + post("/second", std::string(300'000, 'y')));
     const auto first = inbox.take();
@@ -128,10 +133,15 @@ TEST(Server, TooMuchReadAheadClosesAfterTheFirstAnswer) {
 TEST(Server, FaultsOfFramingCloseTheConnectionAndHarmNobody) {
     const auto server = start(echo());
     const std::vector<std::pair<std::string, int>> rows = {
-        {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-        {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\n\r\n", 501},
+        {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: "
+         "chunked\r\n\r\n0\r\n\r\n",
+         400},
+        {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nGET /evil HTTP/1.1\r\nHost: "
+         "a\r\n\r\n",
+         501},
         {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: " +
-             std::string(70'000, 'y') + "\r\n\r\n", 400},
+             std::string(70'000, 'y') + "\r\n\r\n",
+         400},
         {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400},
         {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(20'000, 'a') + "\r\n\r\n", 431},
         {"GET /" + std::string(9'000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", 414},
@@ -164,11 +174,13 @@ TEST(Server, FaultsOfFramingCloseTheConnectionAndHarmNobody) {
 TEST(Server, JsonContentTypesPass) {
     const auto server = start(echo());
     RawSocket client(server->port());
-    for (const char* type : {"", "Content-Type: application/json\r\n", "Content-Type: Application/JSON; charset=utf-8\r\n"}) {
+    for (const char* type : {"", "Content-Type: application/json\r\n",
+                             "Content-Type: Application/JSON; charset=utf-8\r\n"}) {
         client.send(post("/", "{}", type));
         EXPECT_EQ(status_of(client.read_answer()), 200) << type;
     }
-    client.send(post("/", "", "Content-Type: application/x-www-form-urlencoded\r\n"));  // curl -X POST -d ''
+    client.send(post("/", "",
+                     "Content-Type: application/x-www-form-urlencoded\r\n"));  // curl -X POST -d ''
     EXPECT_EQ(status_of(client.read_answer()), 200);
 }
 
@@ -191,7 +203,8 @@ TEST(Server, BodyInTinyPieces) {
         body.push_back(static_cast<char>('a' + i % 26));
     }
     wire += "0\r\n\r\n";
-    for (size_t at = 0; at < wire.size(); at += 777) client.send(std::string_view(wire).substr(at, 777));
+    for (size_t at = 0; at < wire.size(); at += 777)
+        client.send(std::string_view(wire).substr(at, 777));
     EXPECT_EQ(body_of(client.read_answer()), "POST /t " + body);
 }
 
@@ -209,7 +222,9 @@ TEST(Server, ContinueComesAfterTheHeadIsChecked) {
     options.inference_keys = {"k"};
     const auto server = start(echo(), options);
     RawSocket client(server->port());
-    client.send("POST /e HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer k\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    client.send(
+        "POST /e HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer k\r\nExpect: "
+        "100-continue\r\nContent-Length: 2\r\n\r\n");
     EXPECT_EQ(client.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
     client.send("hi");
     EXPECT_EQ(body_of(client.read_answer()), "POST /e hi");
@@ -263,7 +278,9 @@ TEST(Server, CorsIsOffUnlessConfigured) {
     options.inference_keys = {"k"};
     const auto server = start(echo(), options);
     RawSocket two(server->port());
-    two.send("OPTIONS / HTTP/1.1\r\nHost: a\r\nOrigin: http://good\r\nAccess-Control-Request-Method: POST\r\n\r\n");
+    two.send(
+        "OPTIONS / HTTP/1.1\r\nHost: a\r\nOrigin: http://good\r\nAccess-Control-Request-Method: "
+        "POST\r\n\r\n");
     const std::string preflight = two.read_until("\r\n\r\n");
     EXPECT_EQ(status_of(preflight), 204);
     EXPECT_NE(preflight.find("Access-Control-Allow-Origin: http://good\r\n"), std::string::npos);
@@ -272,7 +289,9 @@ TEST(Server, CorsIsOffUnlessConfigured) {
     const std::string evil = two.read_answer();
     EXPECT_EQ(status_of(evil), 200);
     EXPECT_EQ(evil.find("Access-Control-Allow-Origin"), std::string::npos);
-    two.send("OPTIONS / HTTP/1.1\r\nHost: a\r\nOrigin: http://evil\r\nAccess-Control-Request-Method: POST\r\n\r\n");
+    two.send(
+        "OPTIONS / HTTP/1.1\r\nHost: a\r\nOrigin: http://evil\r\nAccess-Control-Request-Method: "
+        "POST\r\n\r\n");
     EXPECT_EQ(status_of(two.read_answer()), 401);
 }
 
@@ -313,13 +332,15 @@ TEST(Server, StreamsEventsAndGoesOn) {
     EXPECT_NE(head.find("Transfer-Encoding: chunked\r\n"), std::string::npos);
     EXPECT_NE(head.find("Cache-Control: no-cache\r\n"), std::string::npos);
     EXPECT_NE(head.find("X-Accel-Buffering: no\r\n"), std::string::npos);
-    EXPECT_EQ(client.read_until("0\r\n\r\n"), "b\r\ndata: 1\r\n\r\n\r\nb\r\ndata: 2\r\n\r\n\r\n0\r\n\r\n");
+    EXPECT_EQ(client.read_until("0\r\n\r\n"),
+              "b\r\ndata: 1\r\n\r\n\r\nb\r\ndata: 2\r\n\r\n\r\n0\r\n\r\n");
     EXPECT_EQ(body_of(client.read_answer()), "{}");
 }
 
 TEST(Server, EachEventIsSentAtOnce) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/s"));
     const auto exchange = inbox.take();
@@ -378,24 +399,28 @@ TEST(Server, DroppedExchangesAnswer500OrBreakTheStream) {
 
 TEST(Server, PingsInSilence) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/"));
     const auto exchange = inbox.take();
     exchange->begin_stream({.ping_ms = 20});
     client.read_until("\r\n\r\n");
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(client.read_until(": ping\r\n\r\n\r\n"), "a\r\n: ping\r\n\r\n\r\n");
+    for (int i = 0; i < 3; ++i)
+        EXPECT_EQ(client.read_until(": ping\r\n\r\n\r\n"), "a\r\n: ping\r\n\r\n\r\n");
     exchange->end();
 }
 
-// ---- clients that go away ------------------------------------------------------------------------------------------
+// ---- clients that go away
+// ------------------------------------------------------------------------------------------
 
 TEST(Server, NoticesAClientThatLeavesInEveryPhase) {
     enum class Leave { kClose, kReset };
     for (const bool streaming : {false, true}) {
         for (const Leave how : {Leave::kClose, Leave::kReset}) {
             Inbox inbox;
-            const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+            const auto server =
+                start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
             RawSocket client(server->port());
             client.send(post("/", "{}"));
             const auto exchange = inbox.take();
@@ -422,7 +447,8 @@ TEST(Server, NoticesAClientThatLeavesInEveryPhase) {
 
 TEST(Server, NoticesALeaverBehindAFullReadAhead) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/first") + post("/second", std::string(300'000, 'x')));
     const auto exchange = inbox.take();
@@ -434,7 +460,8 @@ TEST(Server, NoticesALeaverBehindAFullReadAhead) {
 
 TEST(Server, AHalfClosedClientStillGetsItsAnswer) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/"));
     client.shutdown_send();
@@ -448,7 +475,8 @@ TEST(Server, AHalfClosedClientStillGetsItsAnswer) {
 
 TEST(Server, CompleteAnswersAreNoDisconnects) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     auto client = std::make_unique<RawSocket>(server->port());
     client->send(get("/"));
     const auto exchange = inbox.take();
@@ -465,7 +493,8 @@ TEST(Server, CompleteAnswersAreNoDisconnects) {
 
 TEST(Server, AReaderThatNeverReadsIsDroppedAtTheBound) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port(), 4096);
     client.send(get("/"));
     const auto exchange = inbox.take();
@@ -486,7 +515,8 @@ TEST(Server, AStalledWriteEndsTheConnection) {
     Inbox inbox;
     ServerOptions options;
     options.write_stall_ms = 50;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
     RawSocket client(server->port(), 4096);
     client.send(get("/"));
     const auto exchange = inbox.take();
@@ -495,11 +525,13 @@ TEST(Server, AStalledWriteEndsTheConnection) {
     exchange->on_disconnect([&] { gone.set(); });
     // Just enough that the socket is full and the rest stays below the bound of the buffer.
     const std::string frame(64 * 1024, 'x');
-    while (exchange->unsent_bytes() < 256 * 1024 && exchange->write(frame)) std::this_thread::yield();
+    while (exchange->unsent_bytes() < 256 * 1024 && exchange->write(frame))
+        std::this_thread::yield();
     EXPECT_TRUE(gone.wait());
 }
 
-// ---- slow clients, many clients ------------------------------------------------------------------------------------
+// ---- slow clients, many clients
+// ------------------------------------------------------------------------------------
 
 TEST(Server, SlowHeadsAndBodiesRunOutOfTime) {
     ServerOptions options;
@@ -564,7 +596,8 @@ TEST(Server, SurvivesTheEndOfItsDescriptors) {
     busy.send(get("/hold"));
     const auto held = inbox.take();
     held->begin_stream();
-    // The clients take their descriptors before the limit falls; what the server accepts then finds none.
+    // The clients take their descriptors before the limit falls; what the server accepts then finds
+    // none.
     std::vector<std::unique_ptr<RawSocket>> crowd;
     int highest = 0;
     for (int i = 0; i < 60; ++i) {
@@ -577,7 +610,8 @@ TEST(Server, SurvivesTheEndOfItsDescriptors) {
     low.rlim_cur = static_cast<rlim_t>(highest) + 4;
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
     for (const auto& client : crowd) client->connect(server->port());
-    // The last one is served in the end: resting connections make room for it, and others are turned away.
+    // The last one is served in the end: resting connections make room for it, and others are
+    // turned away.
     crowd.back()->send(get("/"));
     const std::string answer = crowd.back()->read_until("\r\n\r\n");
     EXPECT_TRUE(held->write("data: still here\r\n\r\n"));
@@ -596,7 +630,8 @@ TEST(Server, BusyConnectionsAreNotEvicted) {
     Inbox inbox;
     ServerOptions options;
     options.connections_max = 2;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
     RawSocket one(server->port());
     RawSocket two(server->port());
     one.send(get("/1"));
@@ -631,7 +666,8 @@ TEST(Server, BodiesOfAllConnectionsShareOneBudget) {
     ServerOptions options;
     options.bodies_bytes_max = 1'000'000;
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); }, options);
     RawSocket one(server->port());
     one.send(post("/", std::string(700'000, 'x')));
     auto held = inbox.take();
@@ -658,7 +694,8 @@ TEST(Server, ManyConnectionsFromManyThreads) {
             std::thread([exchange] {
                 if (exchange->request().path == "/s") {
                     exchange->begin_stream();
-                    for (int i = 0; i < 20; ++i) exchange->write("data: " + exchange->request().body + "\r\n\r\n");
+                    for (int i = 0; i < 20; ++i)
+                        exchange->write("data: " + exchange->request().body + "\r\n\r\n");
                     exchange->end();
                 } else {
                     exchange->respond(200, std::string(exchange->request().body));
@@ -670,7 +707,8 @@ TEST(Server, ManyConnectionsFromManyThreads) {
     std::atomic<int> right = 0;
     for (int t = 0; t < 8; ++t) {
         threads.emplace_back([&, t] {
-            auto client = *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
+            auto client =
+                *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
             for (int i = 0; i < 40; ++i) {
                 const std::string body = std::to_string(t) + "-" + std::to_string(i);
                 if (i % 2 == 0) {
@@ -692,11 +730,13 @@ TEST(Server, ManyConnectionsFromManyThreads) {
     EXPECT_TRUE(server->drain(20'000));
 }
 
-// ---- ending --------------------------------------------------------------------------------------------------------
+// ---- ending
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Server, StopAcceptingLetsRunningExchangesFinish) {
     Inbox inbox;
-    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    const auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket idle(server->port());
     RawSocket busy(server->port());
     busy.send(get("/"));
@@ -713,7 +753,8 @@ TEST(Server, StopAcceptingLetsRunningExchangesFinish) {
 
 TEST(Server, CloseDropsEverythingAndExchangesMayOutliveIt) {
     Inbox inbox;
-    auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
+    auto server =
+        start([&](std::shared_ptr<Exchange> exchange) { inbox.put(std::move(exchange)); });
     RawSocket client(server->port());
     client.send(get("/"));
     const auto exchange = inbox.take();
@@ -737,7 +778,8 @@ TEST(Server, PortInUseIsAnError) {
 
 TEST(Server, HeadersOfHandlersCannotSplitTheAnswer) {
     const auto server = start([](std::shared_ptr<Exchange> exchange) {
-        exchange->respond(200, "{}", {{"X-Request-Id", "a\r\nSet-Cookie: b"}, {"bad name", "x"}, {"X-Ok", "1"}});
+        exchange->respond(
+            200, "{}", {{"X-Request-Id", "a\r\nSet-Cookie: b"}, {"bad name", "x"}, {"X-Ok", "1"}});
     });
     RawSocket client(server->port());
     client.send(get("/"));
@@ -747,7 +789,8 @@ TEST(Server, HeadersOfHandlersCannotSplitTheAnswer) {
     EXPECT_NE(answer.find("X-Ok: 1\r\n"), std::string::npos);
 }
 
-// ---- router --------------------------------------------------------------------------------------------------------
+// ---- router
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     Router router;
@@ -770,7 +813,8 @@ TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     options.inference_keys = {"i"};
     const auto server = start(router, options);
     RawSocket client(server->port());
-    const auto ask = [&](const std::string& method, const std::string& path, const std::string& key = "i") {
+    const auto ask = [&](const std::string& method, const std::string& path,
+                         const std::string& key = "i") {
         client.send(method + " " + path + " HTTP/1.1\r\nHost: a\r\nX-Api-Key: " + key + "\r\n\r\n");
         return method == "HEAD" ? client.read_until("\r\n\r\n") : client.read_answer();
     };
@@ -780,7 +824,8 @@ TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     EXPECT_EQ(body_of(ask("POST", "/v1/models/m/requests/r/abort")), "abort|m|r");
     EXPECT_EQ(status_of(ask("DELETE", "/v1/models/m")), 403);
     EXPECT_EQ(body_of(ask("DELETE", "/v1/models/m", "a")), "delete|m");
-    for (const char* path : {"/nope", "/v1/../v1/models", "/v1//models", "/v1/models/", "/v1/models/..", "/"}) {
+    for (const char* path :
+         {"/nope", "/v1/../v1/models", "/v1//models", "/v1/models/", "/v1/models/..", "/"}) {
         EXPECT_EQ(status_of(ask("GET", path)), 404) << path;
     }
     const std::string wrong = ask("GET", "/v1/chat/completions");
@@ -794,7 +839,8 @@ TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     EXPECT_EQ(router.routes().size(), 7u);
 }
 
-// ---- client --------------------------------------------------------------------------------------------------------
+// ---- client
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Client, RefusesOtherUrlsAndDeadServers) {
     for (const char* url : {"https://a", "127.0.0.1:80", "http://", "http://a b", "http://[::1"}) {
@@ -833,10 +879,14 @@ TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
     EXPECT_EQ(client->stream("/error", "{}", keep)->body, "{\"detail\":\"no\"}");
     EXPECT_FALSE(client->stream("/broken", "{}", keep).has_value());
     seen.clear();
-    EXPECT_EQ(client->stream("/stream", "{}", [&](std::string_view data) {
-        seen.emplace_back(data);
-        return false;
-    })->status, 200);
+    EXPECT_EQ(client
+                  ->stream("/stream", "{}",
+                           [&](std::string_view data) {
+                               seen.emplace_back(data);
+                               return false;
+                           })
+                  ->status,
+              200);
     EXPECT_EQ(seen.size(), 1u);
     EXPECT_EQ(client->get("/x")->status, 200);
     EXPECT_EQ((*Client::create({.base_url = url}))->get("/x")->status, 401);
@@ -846,7 +896,8 @@ TEST(Client, ReconnectsWhenTheServerClosedARestingConnection) {
     ServerOptions options;
     options.idle_timeout_ms = 1;
     const auto server = start(echo(), options);
-    auto client = *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
+    auto client =
+        *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
     for (int i = 0; i < 3; ++i) {
         EXPECT_EQ(client->get("/")->status, 200);
         while (server->stats().connections != 0) std::this_thread::yield();

@@ -11,10 +11,12 @@ namespace {
 
 TEST(ApiError, EveryCodeHasAStatusAndBothShapes) {
     const std::vector<std::pair<ErrorCode, int>> rows = {
-        {ErrorCode::kInvalidArgument, 400}, {ErrorCode::kNotFound, 404},   {ErrorCode::kContextTooLong, 400},
-        {ErrorCode::kOverloaded, 429},      {ErrorCode::kUnavailable, 503}, {ErrorCode::kTimeout, 504},
-        {ErrorCode::kAborted, 503},         {ErrorCode::kCorrupt, 500},    {ErrorCode::kUnsupported, 400},
-        {ErrorCode::kIo, 500},              {ErrorCode::kInternal, 500},   {ErrorCode::kUnauthorized, 401},
+        {ErrorCode::kInvalidArgument, 400}, {ErrorCode::kNotFound, 404},
+        {ErrorCode::kContextTooLong, 400},  {ErrorCode::kOverloaded, 429},
+        {ErrorCode::kUnavailable, 503},     {ErrorCode::kTimeout, 504},
+        {ErrorCode::kAborted, 503},         {ErrorCode::kCorrupt, 500},
+        {ErrorCode::kUnsupported, 400},     {ErrorCode::kIo, 500},
+        {ErrorCode::kInternal, 500},        {ErrorCode::kUnauthorized, 401},
         {ErrorCode::kPeerLost, 503},        {ErrorCode::kCancelled, 499}};
     for (const auto& [code, status] : rows) {
         const ApiError error = to_api_error({code, "the \"message\"\n\xFF", "field"});
@@ -29,12 +31,16 @@ TEST(ApiError, EveryCodeHasAStatusAndBothShapes) {
                                          : status >= 500 ? "server_error"
                                                          : "invalid_request_error");
     }
-    EXPECT_EQ(to_api_error({ErrorCode::kInternal, "secret", ""}).body().find("secret"), std::string::npos);
-    EXPECT_TRUE(nlohmann::json::parse(to_api_error({ErrorCode::kIo, "x", ""}).body())["error"]["param"].is_null());
+    EXPECT_EQ(to_api_error({ErrorCode::kInternal, "secret", ""}).body().find("secret"),
+              std::string::npos);
+    EXPECT_TRUE(
+        nlohmann::json::parse(to_api_error({ErrorCode::kIo, "x", ""}).body())["error"]["param"]
+            .is_null());
 }
 
 TEST(ApiError, ContextNumbers) {
-    const auto json = nlohmann::json::parse(to_api_error({ErrorCode::kContextTooLong, "x", ""}, 300, 100).body());
+    const auto json =
+        nlohmann::json::parse(to_api_error({ErrorCode::kContextTooLong, "x", ""}, 300, 100).body());
     EXPECT_EQ(json["error"]["code"], "context_length_exceeded");
     EXPECT_EQ(json["error"]["n_prompt_tokens"], 300);
     EXPECT_EQ(json["error"]["n_ctx"], 100);
@@ -47,8 +53,11 @@ TEST(ApiError, FixedTexts) {
     EXPECT_EQ(model_not_found("x", {}).code, "model_not_found");
     EXPECT_EQ(model_not_found("x", {}).status, 404);
     const ApiError loading = model_not_ready("Both prefill and decode replicas must be available");
-    EXPECT_EQ(loading.message, "Model is loading, please retry later: Both prefill and decode replicas must be available");
-    EXPECT_EQ(loading.headers(), (std::vector<std::pair<std::string, std::string>>{{"Retry-After", "30"}}));
+    EXPECT_EQ(
+        loading.message,
+        "Model is loading, please retry later: Both prefill and decode replicas must be available");
+    EXPECT_EQ(loading.headers(),
+              (std::vector<std::pair<std::string, std::string>>{{"Retry-After", "30"}}));
     EXPECT_NE(rate_limited("m").message.find("Rate limit reached"), std::string::npos);
     const std::string twice = duplicate_request_id("r").message;
     EXPECT_NE(twice.find("Duplicate request id: r"), std::string::npos);

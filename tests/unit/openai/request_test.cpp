@@ -13,17 +13,28 @@ namespace {
 
 /// A chat body with `fields` merged in ("" or `"a":1,"b":2`).
 std::string chat(std::string_view fields) {
-    return R"({"model":"m","messages":[{"role":"user","content":"Say hi"}])" + std::string(fields.empty() ? "" : ",") +
-           std::string(fields) + "}";
+    return R"({"model":"m","messages":[{"role":"user","content":"Say hi"}])" +
+           std::string(fields.empty() ? "" : ",") + std::string(fields) + "}";
 }
 std::string completion(std::string_view fields) {
-    return R"({"model":"m","prompt":"Once upon a time")" + std::string(fields.empty() ? "" : ",") + std::string(fields) + "}";
+    return R"({"model":"m","prompt":"Once upon a time")" + std::string(fields.empty() ? "" : ",") +
+           std::string(fields) + "}";
 }
-std::string messages(std::string_view value) { return R"({"model":"m","messages":)" + std::string(value) + "}"; }
-std::string prompt(std::string_view value) { return R"({"model":"m","prompt":)" + std::string(value) + "}"; }
+std::string messages(std::string_view value) {
+    return R"({"model":"m","messages":)" + std::string(value) + "}";
+}
+std::string prompt(std::string_view value) {
+    return R"({"model":"m","prompt":)" + std::string(value) + "}";
+}
 
-const ModelLimits kModel{.vocab_size = 1000, .context_tokens = 100, .eos_ids = {999}, .temperature = {}, .top_p = {},
-                         .min_p = {}, .repetition_penalty = {}, .top_k = {}};
+const ModelLimits kModel{.vocab_size = 1000,
+                         .context_tokens = 100,
+                         .eos_ids = {999},
+                         .temperature = {},
+                         .top_p = {},
+                         .min_p = {},
+                         .repetition_penalty = {},
+                         .top_k = {}};
 
 /// "" for success, else the param of the error (or "?" where it has none). Both steps.
 template <class Request>
@@ -42,10 +53,13 @@ struct Row {
 // List A of the API rules, and its neighbours. Fields that both routes share.
 std::vector<Row> shared_rows() {
     std::vector<Row> rows;
-    const auto add = [&](const std::string& field, std::initializer_list<const char*> values, bool good) {
-        for (const char* value : values) rows.push_back({"\"" + field + "\":" + value, good ? "" : field});
+    const auto add = [&](const std::string& field, std::initializer_list<const char*> values,
+                         bool good) {
+        for (const char* value : values)
+            rows.push_back({"\"" + field + "\":" + value, good ? "" : field});
     };
-    add("max_tokens", {"0", "-1", "1.5", "\"5\"", "true", "1.0", "18446744073709551616", "[]"}, false);
+    add("max_tokens", {"0", "-1", "1.5", "\"5\"", "true", "1.0", "18446744073709551616", "[]"},
+        false);
     add("max_tokens", {"1", "null", "9223372036854775807"}, true);
     add("max_completion_tokens", {"0", "-1", "1.5", "\"5\"", "false"}, false);
     add("temperature", {"-0.1", "2.01", "\"hot\"", "true", "[]", "{}"}, false);
@@ -67,12 +81,19 @@ std::vector<Row> shared_rows() {
     add("best_of", {"1", "null"}, true);
     add("seed", {"9223372036854775808", "\"1\"", "1.5", "true"}, false);
     add("seed", {"9223372036854775807", "-9223372036854775808", "-1", "0", "null"}, true);
-    add("stop", {"\"\"", "[\"\"]", "[\"a\",\"b\",\"c\",\"d\",\"e\"]", "5", "[5]", "true", "{}", "[\"a\",null]"}, false);
+    add("stop",
+        {"\"\"", "[\"\"]", "[\"a\",\"b\",\"c\",\"d\",\"e\"]", "5", "[5]", "true", "{}",
+         "[\"a\",null]"},
+        false);
     add("stop", {"\"a\"", "[\"a\",\"b\",\"c\",\"d\"]", "null", "[]"}, true);
-    add("stop_token_ids", {"[99999999]", "[1000]", "[-1]", "[1.5]", "[true]", "5", "[\"1\"]", "[4294967296]"}, false);
+    add("stop_token_ids",
+        {"[99999999]", "[1000]", "[-1]", "[1.5]", "[true]", "5", "[\"1\"]", "[4294967296]"}, false);
     add("stop_token_ids", {"[0,999]", "[]", "null"}, true);
-    add("logit_bias", {"{\"abc\":1}", "{\"999999999\":1}", "{\"1000\":1}", "{\"-1\":1}", "{\"5\":\"x\"}", "[]", "{\"5\":true}",
-                       "{\"05\":1}", "{\"5 \":1}", "{\"\":1}", "{\"99999999999999999999\":1}", "5"}, false);
+    add("logit_bias",
+        {"{\"abc\":1}", "{\"999999999\":1}", "{\"1000\":1}", "{\"-1\":1}", "{\"5\":\"x\"}", "[]",
+         "{\"5\":true}", "{\"05\":1}", "{\"5 \":1}", "{\"\":1}", "{\"99999999999999999999\":1}",
+         "5"},
+        false);
     add("logit_bias", {"{\"5\":-100}", "{\"999\":1000}", "{}", "null"}, true);
     add("min_tokens", {"-1", "1.5", "true"}, false);
     add("ignore_eos", {"1", "\"x\""}, false);
@@ -80,11 +101,15 @@ std::vector<Row> shared_rows() {
     add("include_stop_str_in_output", {"\"yes\""}, false);
     add("stream", {"1", "\"true\"", "[]"}, false);
     add("stream", {"true", "false", "null"}, true);
-    add("stream_options", {"{\"include_usage\":true}", "{\"include_usage\":null}", "{}", "5"}, false);
+    add("stream_options", {"{\"include_usage\":true}", "{\"include_usage\":null}", "{}", "5"},
+        false);
     add("stream_options", {"null"}, true);
-    add("response_format", {"{\"type\":\"sound\"}", "{\"type\":\"json_schema\"}", "{\"type\":\"json_schema\",\"json_schema\":123}",
-                            "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":123}}", "{}", "5", "{\"type\":5}",
-                            "{\"type\":\"json_object\"}", "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}"},
+    add("response_format",
+        {"{\"type\":\"sound\"}", "{\"type\":\"json_schema\"}",
+         "{\"type\":\"json_schema\",\"json_schema\":123}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":123}}", "{}", "5", "{\"type\":5}",
+         "{\"type\":\"json_object\"}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}"},
         false);
     add("response_format", {"{\"type\":\"text\"}", "null"}, true);
     add("request_id", {"\"\"", "5", "\"a\\u0000b\"", "\"é\"", "\"a\\nb\""}, false);
@@ -106,7 +131,9 @@ std::vector<Row> shared_rows() {
     rows.push_back({R"("min_tokens":10,"max_tokens":10)", ""});
     rows.push_back({R"("stream":true,"stream_options":{})", ""});
     rows.push_back({R"("stream":true,"stream_options":{"include_usage":5})", "stream_options"});
-    rows.push_back({R"("user":"u","metadata":{"a":[1]},"store":true,"service_tier":"x","verbosity":"low","foo":1)", ""});
+    rows.push_back(
+        {R"("user":"u","metadata":{"a":[1]},"store":true,"service_tier":"x","verbosity":"low","foo":1)",
+         ""});
     rows.push_back({R"("extra_body":{"guided_json":{}})", "guided_json"});
     rows.push_back({R"("extra_body":5)", "extra_body"});
     rows.push_back({R"("stop":")" + std::string(257, 'x') + "\"", "stop"});
@@ -118,7 +145,8 @@ std::vector<Row> shared_rows() {
 TEST(ParseRequest, SharedFieldsOfBothRoutes) {
     for (const Row& row : shared_rows()) {
         EXPECT_EQ(outcome(parse_chat_request(chat(row.fields), {})), row.param) << row.fields;
-        EXPECT_EQ(outcome(parse_completion_request(completion(row.fields), {})), row.param) << row.fields;
+        EXPECT_EQ(outcome(parse_completion_request(completion(row.fields), {})), row.param)
+            << row.fields;
     }
 }
 
@@ -142,8 +170,10 @@ TEST(ParseRequest, ChatFields) {
         {R"("tool_choice":null)", ""},
         {R"("tools":[{"type":"function","function":{"name":"f"}}])", ""},
         {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto")", ""},
-        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"foo")", "tool_choice"},
-        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")", "tool_choice"},
+        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"foo")",
+         "tool_choice"},
+        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")",
+         "tool_choice"},
         {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"zz"}})",
          "tool_choice"},
         {R"("chat_template_kwargs":{"enable_thinking":false})", ""},
@@ -161,28 +191,49 @@ TEST(ParseRequest, ChatFields) {
         {R"("add_generation_prompt":true,"continue_final_message":true)", "add_generation_prompt"},
         {R"("functions":[{"name":"f"}])", "functions"},
     };
-    for (const Row& row : rows) EXPECT_EQ(outcome(parse_chat_request(chat(row.fields), {})), row.param) << row.fields;
+    for (const Row& row : rows)
+        EXPECT_EQ(outcome(parse_chat_request(chat(row.fields), {})), row.param) << row.fields;
 }
 
 TEST(ParseRequest, Messages) {
     for (const char* bad :
-         {"null", "\"string\"", "[123]", "[{}]", "[{\"role\":123}]", "[{\"role\":\"system\",\"content\":123}]",
-          "[{\"role\":\"user\",\"content\":\"a\"},{}]", "[]", "{}", "[{\"role\":\"boss\",\"content\":\"x\"}]",
-          "[{\"role\":\"user\"}]", "[{\"role\":\"user\",\"content\":null}]", "[{\"role\":\"assistant\"}]",
-          "[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "[{\"role\":\"user\",\"content\":[]}]",
-          "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"http://x\"}}]}]",
-          "[{\"role\":\"user\",\"content\":[5]}]", "[{\"role\":\"user\",\"content\":\"a\",\"tool_calls\":[{}]}]",
-          "[{\"role\":\"assistant\",\"tool_calls\":[{}]}]", "[{\"role\":\"assistant\",\"tool_calls\":5}]",
-          "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]",
-          "[{\"role\":\"user\",\"content\":\"a\",\"name\":5}]", "[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":1}]"}) {
+         {"null",
+          "\"string\"",
+          "[123]",
+          "[{}]",
+          "[{\"role\":123}]",
+          "[{\"role\":\"system\",\"content\":123}]",
+          "[{\"role\":\"user\",\"content\":\"a\"},{}]",
+          "[]",
+          "{}",
+          "[{\"role\":\"boss\",\"content\":\"x\"}]",
+          "[{\"role\":\"user\"}]",
+          "[{\"role\":\"user\",\"content\":null}]",
+          "[{\"role\":\"assistant\"}]",
+          "[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]",
+          "[{\"role\":\"user\",\"content\":[]}]",
+          "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"http:/"
+          "/x\"}}]}]",
+          "[{\"role\":\"user\",\"content\":[5]}]",
+          "[{\"role\":\"user\",\"content\":\"a\",\"tool_calls\":[{}]}]",
+          "[{\"role\":\"assistant\",\"tool_calls\":[{}]}]",
+          "[{\"role\":\"assistant\",\"tool_calls\":5}]",
+          "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\","
+          "\"arguments\":5}}]}]",
+          "[{\"role\":\"user\",\"content\":\"a\",\"name\":5}]",
+          "[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":1}]"}) {
         EXPECT_EQ(outcome(parse_chat_request(messages(bad), {})), "messages") << bad;
     }
     for (const char* good :
          {"[{\"role\":\"developer\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"}]",
-          "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"system\",\"content\":\"b\"},{\"role\":\"user\",\"content\":\"c\"}]",
-          "[{\"role\":\"user\",\"content\":\"\"}]", "[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]",
-          "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\":"
-          "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]},{\"role\":\"tool\",\"content\":\"1\","
+          "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"system\",\"content\":\"b\"},{"
+          "\"role\":\"user\",\"content\":\"c\"}]",
+          "[{\"role\":\"user\",\"content\":\"\"}]",
+          "[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]",
+          "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":null,\"tool_"
+          "calls\":[{\"id\":\"1\",\"type\":"
+          "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]},{\"role\":"
+          "\"tool\",\"content\":\"1\","
           "\"tool_call_id\":\"1\"}]"}) {
         EXPECT_EQ(outcome(parse_chat_request(messages(good), {})), "") << good;
     }
@@ -190,43 +241,57 @@ TEST(ParseRequest, Messages) {
 
 TEST(ParseRequest, MessagesReachTheTemplateInOneForm) {
     const auto request = parse_chat_request(
-        messages(R"([{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},)"
-                 R"({"role":"assistant","content":"x","reasoning":"r","tool_calls":[]},{"role":"user","content":"u","extra":2.5e20}])"),
+        messages(
+            R"([{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},)"
+            R"({"role":"assistant","content":"x","reasoning":"r","tool_calls":[]},{"role":"user","content":"u","extra":2.5e20}])"),
         {});
     ASSERT_TRUE(request.has_value());
-    EXPECT_EQ(request->messages_json,
-              R"([{"role":"system","content":"a\nb"},{"role":"assistant","content":"x","reasoning":"r","reasoning_content":"r"},)"
-              R"({"role":"user","content":"u","extra":2.5e+20}])");
+    EXPECT_EQ(
+        request->messages_json,
+        R"([{"role":"system","content":"a\nb"},{"role":"assistant","content":"x","reasoning":"r","reasoning_content":"r"},)"
+        R"({"role":"user","content":"u","extra":2.5e+20}])");
 }
 
 TEST(ParseRequest, Model) {
-    EXPECT_EQ(outcome(parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})", {})), "model");
-    EXPECT_EQ(outcome(parse_chat_request(R"({"model":5,"messages":[{"role":"user","content":"a"}]})", {})), "model");
-    EXPECT_EQ(outcome(parse_chat_request(R"({"model":"","messages":[{"role":"user","content":"a"}]})", {})), "model");
-    const auto request =
-        parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})", {.default_model = "d"});
+    EXPECT_EQ(outcome(parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})", {})),
+              "model");
+    EXPECT_EQ(outcome(parse_chat_request(
+                  R"({"model":5,"messages":[{"role":"user","content":"a"}]})", {})),
+              "model");
+    EXPECT_EQ(outcome(parse_chat_request(
+                  R"({"model":"","messages":[{"role":"user","content":"a"}]})", {})),
+              "model");
+    const auto request = parse_chat_request(R"({"messages":[{"role":"user","content":"a"}]})",
+                                            {.default_model = "d"});
     ASSERT_TRUE(request.has_value());
     EXPECT_EQ(request->model, "d");
 }
 
 TEST(ParseRequest, CompletionFields) {
     const std::vector<Row> rows = {
-        {R"("logprobs":0)", ""},          {R"("logprobs":20)", ""},
-        {R"("logprobs":true)", "logprobs"}, {R"("logprobs":21)", "logprobs"},
-        {R"("logprobs":-1)", "logprobs"}, {R"("logprobs":1.5)", "logprobs"},
-        {R"("echo":1)", "echo"},          {R"("echo":true)", ""},
-        {R"("echo":true,"max_tokens":0)", ""}, {R"("echo":true,"logprobs":1)", "logprobs"},
+        {R"("logprobs":0)", ""},
+        {R"("logprobs":20)", ""},
+        {R"("logprobs":true)", "logprobs"},
+        {R"("logprobs":21)", "logprobs"},
+        {R"("logprobs":-1)", "logprobs"},
+        {R"("logprobs":1.5)", "logprobs"},
+        {R"("echo":1)", "echo"},
+        {R"("echo":true)", ""},
+        {R"("echo":true,"max_tokens":0)", ""},
+        {R"("echo":true,"logprobs":1)", "logprobs"},
         {R"("max_tokens":0)", "max_tokens"},
         {R"("tools":[{"type":"function","function":{"name":"f"}}])", "tools"},
     };
     for (const Row& row : rows) {
-        EXPECT_EQ(outcome(parse_completion_request(completion(row.fields), {})), row.param) << row.fields;
+        EXPECT_EQ(outcome(parse_completion_request(completion(row.fields), {})), row.param)
+            << row.fields;
     }
 }
 
 TEST(ParseRequest, PromptForms) {
-    for (const char* bad : {"[]", "\"\"", "[[]]", "[-1]", "[[-1]]", "[\"a\",1]", "[1,\"a\"]", "null", "{\"a\":1}", "5", "[1.5]",
-                            "[true]", "[[1],\"a\"]", "[\"a\",\"\"]", "[4294967296]", "[[1],[]]", "[null]"}) {
+    for (const char* bad : {"[]", "\"\"", "[[]]", "[-1]", "[[-1]]", "[\"a\",1]", "[1,\"a\"]",
+                            "null", "{\"a\":1}", "5", "[1.5]", "[true]", "[[1],\"a\"]",
+                            "[\"a\",\"\"]", "[4294967296]", "[[1],[]]", "[null]"}) {
         EXPECT_EQ(outcome(parse_completion_request(prompt(bad), {})), "prompt") << bad;
     }
     const std::vector<std::pair<const char*, size_t>> good = {
@@ -242,56 +307,90 @@ TEST(ParseRequest, PromptForms) {
     for (int i = 0; i < 128; ++i) many += "\"x\",";
     EXPECT_EQ(outcome(parse_completion_request(prompt(many + "\"x\"]"), {})), "prompt");
     many.back() = ']';
-    EXPECT_EQ(outcome(parse_completion_request(R"({"model":"m","n":2,"prompt":)" + many + "}", {})), "n");
+    EXPECT_EQ(outcome(parse_completion_request(R"({"model":"m","n":2,"prompt":)" + many + "}", {})),
+              "n");
 }
 
 TEST(ParseRequest, StrictFieldsNameTheUnknownOne) {
     EXPECT_EQ(outcome(parse_chat_request(chat(R"("foo":1)"), {.strict_fields = true})), "foo");
-    EXPECT_EQ(outcome(parse_chat_request(chat(R"("user":"u","top_k":5)"), {.strict_fields = true})), "");
+    EXPECT_EQ(outcome(parse_chat_request(chat(R"("user":"u","top_k":5)"), {.strict_fields = true})),
+              "");
 }
 
 TEST(ParseRequest, RequestIdOfBodyWinsOverHeader) {
     const auto body = parse_chat_request(chat(R"("request_id":"b")"), {.header_request_id = "h"});
     EXPECT_EQ(body->options.request_id, "b");
     EXPECT_EQ(parse_chat_request(chat(""), {.header_request_id = "h"})->options.request_id, "h");
-    EXPECT_EQ(outcome(parse_chat_request(chat(""), {.header_request_id = "\xC3\xA9"})), "X-Request-Id");
+    EXPECT_EQ(outcome(parse_chat_request(chat(""), {.header_request_id = "\xC3\xA9"})),
+              "X-Request-Id");
 }
 
 TEST(ParseRequest, ThinkingIsCopiedIntoTheTemplateArguments) {
-    const auto arguments = [](std::string_view fields) { return parse_chat_request(chat(fields), {})->kwargs_json; };
+    const auto arguments = [](std::string_view fields) {
+        return parse_chat_request(chat(fields), {})->kwargs_json;
+    };
     EXPECT_EQ(arguments(""), "{}");
-    EXPECT_EQ(arguments(R"("enable_thinking":false)"), R"({"enable_thinking":false,"thinking":false})");
-    EXPECT_EQ(arguments(R"("extra_body":{"enable_thinking":true})"), R"({"enable_thinking":true,"thinking":true})");
-    EXPECT_EQ(arguments(R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":false})"),
-              R"({"enable_thinking":false,"thinking":true})");
+    EXPECT_EQ(arguments(R"("enable_thinking":false)"),
+              R"({"enable_thinking":false,"thinking":false})");
+    EXPECT_EQ(arguments(R"("extra_body":{"enable_thinking":true})"),
+              R"({"enable_thinking":true,"thinking":true})");
+    EXPECT_EQ(
+        arguments(R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":false})"),
+        R"({"enable_thinking":false,"thinking":true})");
     EXPECT_EQ(arguments(R"("reasoning_effort":"none")"),
               R"({"reasoning_effort":"none","enable_thinking":false,"thinking":false})");
 }
 
 TEST(ParseRequest, ToolChoiceNoneHidesTheTools) {
-    const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"z":1.0,"a":2}}}])";
+    const std::string tools =
+        R"("tools":[{"type":"function","function":{"name":"f","parameters":{"z":1.0,"a":2}}}])";
     EXPECT_EQ(parse_chat_request(chat(tools), {})->tools_json,
               R"([{"type":"function","function":{"name":"f","parameters":{"z":1.0,"a":2}}}])");
     EXPECT_EQ(parse_chat_request(chat(tools + R"(,"tool_choice":"none")"), {})->tools_json, "");
 }
 
-// ---- JSON rules ----------------------------------------------------------------------------------------------------
+// ---- JSON rules
+// ----------------------------------------------------------------------------------------------------
 
 TEST(ParseRequest, BodiesThatAreNoObjects) {
     const std::string deep(10'000, '[');
-    for (const std::string& body : std::vector<std::string>{
-             "", "[]", "5", "null", "{", "{} x", "{}{}", "\xEF\xBB\xBF{}", "a=b", "{\"a\":NaN}", "{\"a\":Infinity}",
-             "{\"a\":-Infinity}", "{\"a\":1e999}", "{\"a\":-1e999}", "{\"a\":1,\"a\":2}", "{\"a\":{\"b\":1,\"b\":1}}",
-             "{\"a\":" + deep + std::string(10'000, ']') + "}", "{\"a\":" + deep, "{\"a\":\"\xFF\xFE\"}",
-             "{\"a\":\"\xC0\x80\"}", "{\"a\":\"\xED\xA0\x80\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\x01\"}", "{'a':1}",
-             "{\"a\":01}", "{\"a\":1,}", "{/**/}", "{\"a\":" + std::string(1'000'000, '9') + "}"}) {
+    for (const std::string& body :
+         std::vector<std::string>{"",
+                                  "[]",
+                                  "5",
+                                  "null",
+                                  "{",
+                                  "{} x",
+                                  "{}{}",
+                                  "\xEF\xBB\xBF{}",
+                                  "a=b",
+                                  "{\"a\":NaN}",
+                                  "{\"a\":Infinity}",
+                                  "{\"a\":-Infinity}",
+                                  "{\"a\":1e999}",
+                                  "{\"a\":-1e999}",
+                                  "{\"a\":1,\"a\":2}",
+                                  "{\"a\":{\"b\":1,\"b\":1}}",
+                                  "{\"a\":" + deep + std::string(10'000, ']') + "}",
+                                  "{\"a\":" + deep,
+                                  "{\"a\":\"\xFF\xFE\"}",
+                                  "{\"a\":\"\xC0\x80\"}",
+                                  "{\"a\":\"\xED\xA0\x80\"}",
+                                  "{\"a\":\"\\ud800\"}",
+                                  "{\"a\":\"\x01\"}",
+                                  "{'a':1}",
+                                  "{\"a\":01}",
+                                  "{\"a\":1,}",
+                                  "{/**/}",
+                                  "{\"a\":" + std::string(1'000'000, '9') + "}"}) {
         const auto start = std::chrono::steady_clock::now();
         EXPECT_FALSE(check_json_object(body).has_value()) << body.substr(0, 40);
         const auto chat_result = parse_chat_request(body, {});
         ASSERT_FALSE(chat_result.has_value());
         EXPECT_EQ(chat_result.error().code, ErrorCode::kInvalidArgument);
         EXPECT_LT(chat_result.error().message.size(), 200u);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << body.substr(0, 40);
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5))
+            << body.substr(0, 40);
     }
     EXPECT_TRUE(check_json_object(" {\"a\":\"\\u0000\\ud83d\\ude00\"}\r\n").has_value());
 }
@@ -306,7 +405,8 @@ TEST(ParseRequest, NestingUpToTheBound) {
 
 TEST(ParseRequest, AHundredThousandKeysAreNotQuadratic) {
     std::string body = "{\"metadata\":{";
-    for (int i = 0; i < 300'000; ++i) body += (i == 0 ? "\"k" : ",\"k") + std::to_string(i) + "\":0";
+    for (int i = 0; i < 300'000; ++i)
+        body += (i == 0 ? "\"k" : ",\"k") + std::to_string(i) + "\":0";
     body += "}}";
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(check_json_object(body).has_value());
@@ -314,17 +414,22 @@ TEST(ParseRequest, AHundredThousandKeysAreNotQuadratic) {
 }
 
 TEST(ParseRequest, MessagesWithHostileTextAreEscapedAndShort) {
-    const auto error = parse_chat_request(messages("[{\"role\":\"" + std::string(5'000, 'x') + "\\u0007\\n\",\"content\":\"\"}]"), {});
+    const auto error = parse_chat_request(
+        messages("[{\"role\":\"" + std::string(5'000, 'x') + "\\u0007\\n\",\"content\":\"\"}]"),
+        {});
     ASSERT_FALSE(error.has_value());
     EXPECT_LT(error.error().message.size(), 330u);
-    EXPECT_EQ(echo_input("a\n\x01\xFF" "b"), "a\\x0a\\x01\\xffb");
+    EXPECT_EQ(echo_input("a\n\x01\xFF"
+                         "b"),
+              "a\\x0a\\x01\\xffb");
     EXPECT_LE(echo_input(std::string(10'000, '\n')).size(), limits::kErrorEchoBytesMax);
 }
 
-// ---- resolve -------------------------------------------------------------------------------------------------------
+// ---- resolve
+// -------------------------------------------------------------------------------------------------------
 
-wire::Sampling resolved(std::string_view fields, const ModelLimits& model = kModel, size_t prompt_tokens = 10,
-                        uint32_t choice = 0) {
+wire::Sampling resolved(std::string_view fields, const ModelLimits& model = kModel,
+                        size_t prompt_tokens = 10, uint32_t choice = 0) {
     const auto request = parse_chat_request(chat(fields), {});
     EXPECT_TRUE(request.has_value()) << fields;
     const auto sampling = resolve(request->options, model, prompt_tokens, choice);
@@ -386,7 +491,8 @@ TEST(Resolve, SeedsOfChoices) {
     std::set<uint64_t> seeds;
     for (uint32_t i = 0; i < 16; ++i) {
         seeds.insert(resolved(R"("seed":42)", kModel, 10, i).seed);
-        EXPECT_EQ(resolved(R"("seed":42)", kModel, 10, i).seed, resolved(R"("seed":42)", kModel, 10, i).seed);
+        EXPECT_EQ(resolved(R"("seed":42)", kModel, 10, i).seed,
+                  resolved(R"("seed":42)", kModel, 10, i).seed);
     }
     EXPECT_EQ(seeds.size(), 16u);
     EXPECT_NE(resolved("").seed, resolved("").seed);
@@ -395,7 +501,8 @@ TEST(Resolve, SeedsOfChoices) {
 
 TEST(Resolve, StopIds) {
     EXPECT_EQ(resolved(R"("stop_token_ids":[7,3,7])").stop_ids, (std::vector<TokenId>{3, 7, 999}));
-    EXPECT_EQ(resolved(R"("stop_token_ids":[999],"ignore_eos":true)").stop_ids, std::vector<TokenId>{999});
+    EXPECT_EQ(resolved(R"("stop_token_ids":[999],"ignore_eos":true)").stop_ids,
+              std::vector<TokenId>{999});
     EXPECT_TRUE(resolved(R"("ignore_eos":true)").stop_ids.empty());
 }
 

@@ -33,7 +33,8 @@ ResponseOptions base(bool chat, bool stream) {
 
 std::vector<wire::Token> tokens_of(std::string_view text) {
     std::vector<wire::Token> out;
-    for (const TokenId id : kTokenizer->encode(text, false, false)) out.push_back({id, -0.5f, {{id, -0.5f}, {65, -1.25f}}});
+    for (const TokenId id : kTokenizer->encode(text, false, false))
+        out.push_back({id, -0.5f, {{id, -0.5f}, {65, -1.25f}}});
     return out;
 }
 std::vector<wire::Token> tokens_of(std::initializer_list<const char*> pieces) {
@@ -69,7 +70,8 @@ struct Text {
     Json logprobs = Json::array();  ///< chat entries, or [token, logprob, top, offset] rows
     int roles = 0, finishes = 0, empty_chunks = 0;
     friend bool operator==(const Text& a, const Text& b) {
-        return a.content == b.content && a.reasoning == b.reasoning && a.finish == b.finish && a.logprobs == b.logprobs;
+        return a.content == b.content && a.reasoning == b.reasoning && a.finish == b.finish &&
+               a.logprobs == b.logprobs;
     }
 };
 
@@ -80,15 +82,17 @@ void add_logprobs(Text& text, const Json& logprobs) {
         return;
     }
     const size_t count = logprobs["tokens"].size();
-    for (const char* name : {"token_logprobs", "top_logprobs", "text_offset"}) EXPECT_EQ(logprobs[name].size(), count);
+    for (const char* name : {"token_logprobs", "top_logprobs", "text_offset"})
+        EXPECT_EQ(logprobs[name].size(), count);
     for (size_t i = 0; i < count; ++i) {
-        text.logprobs.push_back({logprobs["tokens"][i], logprobs["token_logprobs"][i], logprobs["top_logprobs"][i],
-                                 logprobs["text_offset"][i]});
+        text.logprobs.push_back({logprobs["tokens"][i], logprobs["token_logprobs"][i],
+                                 logprobs["top_logprobs"][i], logprobs["text_offset"][i]});
     }
 }
 
 /// What a client makes of a stream; checks the order of its chunks.
-std::vector<Text> read_stream(const std::string& frames, bool chat, size_t choices, bool include_usage, Json* usage) {
+std::vector<Text> read_stream(const std::string& frames, bool chat, size_t choices,
+                              bool include_usage, Json* usage) {
     std::vector<Text> out(choices);
     const auto events = events_of(frames);
     EXPECT_FALSE(events.empty());
@@ -132,7 +136,9 @@ std::vector<Text> read_stream(const std::string& frames, bool chat, size_t choic
             }
         } else {
             content = choice["text"].get<std::string>();
-            if (content.empty() && choice["finish_reason"].is_null() && choice["logprobs"].is_null()) ++text.empty_chunks;
+            if (content.empty() && choice["finish_reason"].is_null() &&
+                choice["logprobs"].is_null())
+                ++text.empty_chunks;
         }
         text.content += content;
         if (choice["finish_reason"].is_null()) {
@@ -180,24 +186,35 @@ TEST(ResponseBuilder, ChatBody) {
     EXPECT_TRUE(update.all_done);
     EXPECT_TRUE(update.frames.empty());
     EXPECT_FALSE(update.stop_found);
-    EXPECT_EQ(builder.body(),
-              R"({"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"m\"1","system_fingerprint":"fp_x",)"
-              R"("choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},"logprobs":null,"finish_reason":"stop"}],)"
-              R"("usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"prompt_tokens_details":{"cached_tokens":4}}})");
+    EXPECT_EQ(
+        builder.body(),
+        R"({"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"m\"1","system_fingerprint":"fp_x",)"
+        R"("choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},"logprobs":null,"finish_reason":"stop"}],)"
+        R"("usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"prompt_tokens_details":{"cached_tokens":4}}})");
 }
 
 TEST(ResponseBuilder, ChatStreamToTheByte) {
     ResponseBuilder builder(base(true, true), kTokenizer);
-    const std::string head = R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m\"1",)"
-                             R"("system_fingerprint":"fp_x","choices":[)";
-    EXPECT_EQ(builder.push(0, tokens_of("H"), wire::Finish::kNone).frames,
-              head + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null})" "\r\n\r\n" +
-                  head + R"({"index":0,"delta":{"content":"H"},"logprobs":null,"finish_reason":null}],"usage":null})" "\r\n\r\n");
-    EXPECT_EQ(builder.push(0, tokens_of("\n"), wire::Finish::kLength).frames,
-              head + R"({"index":0,"delta":{"content":"\n"},"logprobs":null,"finish_reason":null}],"usage":null})" "\r\n\r\n" +
-                  head + R"({"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"length"}],"usage":)"
-                         R"({"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0}}})"
-                         "\r\n\r\ndata: [DONE]\r\n\r\n");
+    const std::string head =
+        R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m\"1",)"
+        R"("system_fingerprint":"fp_x","choices":[)";
+    EXPECT_EQ(
+        builder.push(0, tokens_of("H"), wire::Finish::kNone).frames,
+        head +
+            R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null})"
+            "\r\n\r\n" +
+            head +
+            R"({"index":0,"delta":{"content":"H"},"logprobs":null,"finish_reason":null}],"usage":null})"
+            "\r\n\r\n");
+    EXPECT_EQ(
+        builder.push(0, tokens_of("\n"), wire::Finish::kLength).frames,
+        head +
+            R"({"index":0,"delta":{"content":"\n"},"logprobs":null,"finish_reason":null}],"usage":null})"
+            "\r\n\r\n" +
+            head +
+            R"({"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"length"}],"usage":)"
+            R"({"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0}}})"
+            "\r\n\r\ndata: [DONE]\r\n\r\n");
 }
 
 TEST(ResponseBuilder, UsageChunkAndContinuousUsage) {
@@ -205,7 +222,8 @@ TEST(ResponseBuilder, UsageChunkAndContinuousUsage) {
     options.generation.include_usage = true;
     options.generation.continuous_usage = true;
     ResponseBuilder builder(options, kTokenizer);
-    const auto events = events_of(builder.push(0, tokens_of("ab"), wire::Finish::kLength, 3).frames);
+    const auto events =
+        events_of(builder.push(0, tokens_of("ab"), wire::Finish::kLength, 3).frames);
     ASSERT_EQ(events.size(), 5u);
     for (size_t i = 0; i < 4; ++i) EXPECT_EQ(events[i]["usage"]["completion_tokens"], 2);
     EXPECT_TRUE(events[3]["choices"].empty());
@@ -214,7 +232,8 @@ TEST(ResponseBuilder, UsageChunkAndContinuousUsage) {
 }
 
 TEST(ResponseBuilder, StopTokensAndSpecialTokensAreHidden) {
-    const auto content = [](const ResponseOptions& options, const std::vector<wire::Token>& tokens, wire::Finish finish) {
+    const auto content = [](const ResponseOptions& options, const std::vector<wire::Token>& tokens,
+                            wire::Finish finish) {
         ResponseBuilder builder(options, kTokenizer);
         static_cast<void>(builder.push(0, tokens, finish));
         Json usage;
@@ -223,13 +242,16 @@ TEST(ResponseBuilder, StopTokensAndSpecialTokensAreHidden) {
     };
     ResponseOptions options = base(true, false);
     options.stop_ids = {kTokenizer->find("stop"), kTokenizer->eos()};
-    EXPECT_EQ(content(options, tokens_of({"hello", "<pad>", "stop"}), wire::Finish::kStop), "hello|3");
+    EXPECT_EQ(content(options, tokens_of({"hello", "<pad>", "stop"}), wire::Finish::kStop),
+              "hello|3");
     EXPECT_EQ(content(options, tokens_of({"hello", "stop"}), wire::Finish::kLength), "hellostop|2");
-    EXPECT_EQ(content(options, tokens_of({"hello", "<eos>", "the"}), wire::Finish::kLength), "hellothe|3");
+    EXPECT_EQ(content(options, tokens_of({"hello", "<eos>", "the"}), wire::Finish::kLength),
+              "hellothe|3");
     options.generation.include_stop_str_in_output = true;
     EXPECT_EQ(content(options, tokens_of({"hello", "stop"}), wire::Finish::kStop), "hellostop|2");
     options.generation.skip_special_tokens = false;
-    EXPECT_EQ(content(options, tokens_of({"hello", "<pad>", "<eos>"}), wire::Finish::kStop), "hello<pad><eos>|3");
+    EXPECT_EQ(content(options, tokens_of({"hello", "<pad>", "<eos>"}), wire::Finish::kStop),
+              "hello<pad><eos>|3");
 }
 
 TEST(ResponseBuilder, StopStringEndsTheChoiceAndIgnoresWhatFollows) {
@@ -272,7 +294,8 @@ TEST(ResponseBuilder, EchoAloneAndWithText) {
         std::string frames = builder.push(1, {}, wire::Finish::kLength).frames;
         frames += builder.push(0, tokens_of("x"), wire::Finish::kLength).frames;
         Json usage;
-        const auto texts = stream ? read_stream(frames, false, 2, false, &usage) : read_body(builder.body(), false, &usage);
+        const auto texts = stream ? read_stream(frames, false, 2, false, &usage)
+                                  : read_body(builder.body(), false, &usage);
         EXPECT_EQ(texts[0].content, "p1 x");
         EXPECT_EQ(texts[1].content, std::string(30'000, '\x01'));
         EXPECT_EQ(usage["prompt_tokens"], 5);
@@ -285,9 +308,11 @@ TEST(ResponseBuilder, LeadingSpaceIsDroppedInChatsOnly) {
     tokenizer->set_strips(true);
     for (const bool chat : {false, true}) {
         ResponseBuilder builder(base(chat, false), tokenizer);
-        static_cast<void>(builder.push(0, tokens_of({"<pad>", " the", " world"}), wire::Finish::kLength));
+        static_cast<void>(
+            builder.push(0, tokens_of({"<pad>", " the", " world"}), wire::Finish::kLength));
         Json usage;
-        EXPECT_EQ(read_body(builder.body(), chat, &usage)[0].content, chat ? "the world" : " the world");
+        EXPECT_EQ(read_body(builder.body(), chat, &usage)[0].content,
+                  chat ? "the world" : " the world");
     }
 }
 
@@ -299,21 +324,27 @@ TEST(ResponseBuilder, LogprobsNeverPrintInfinity) {
     tokens[0].logprob = -INFINITY;
     tokens[0].top = {{97, -0.0f}, {98, NAN}, {99, -3.0f}};
     static_cast<void>(builder.push(0, tokens, wire::Finish::kLength));
-    EXPECT_NE(builder.body().find(
-                  R"({"token":"a","logprob":-9999.0,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.0,"bytes":[97]},)"
-                  R"({"token":"b","logprob":-9999.0,"bytes":[98]}]})"), std::string::npos) << builder.body();
+    EXPECT_NE(
+        builder.body().find(
+            R"({"token":"a","logprob":-9999.0,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.0,"bytes":[97]},)"
+            R"({"token":"b","logprob":-9999.0,"bytes":[98]}]})"),
+        std::string::npos)
+        << builder.body();
 }
 
 TEST(ResponseBuilder, BytesOfLogprobsJoinToTheContent) {
     ResponseOptions options = base(true, false);
     options.generation.top_logprobs = 0;
     ResponseBuilder builder(options, kTokenizer);
-    static_cast<void>(builder.push(0, tokens_of({"hello", "\xF0\x9F", "\x99\x82", "<pad>", "é", "<eos>"}), wire::Finish::kStop));
+    static_cast<void>(
+        builder.push(0, tokens_of({"hello", "\xF0\x9F", "\x99\x82", "<pad>", "é", "<eos>"}),
+                     wire::Finish::kStop));
     Json usage;
     const Text text = read_body(builder.body(), true, &usage)[0];
     std::string joined;
     for (const Json& entry : text.logprobs) {
-        for (const Json& byte : entry["bytes"]) joined.push_back(static_cast<char>(byte.get<int>()));
+        for (const Json& byte : entry["bytes"])
+            joined.push_back(static_cast<char>(byte.get<int>()));
         EXPECT_TRUE(entry["top_logprobs"].empty());
     }
     EXPECT_EQ(joined, text.content);
@@ -324,7 +355,12 @@ TEST(ResponseBuilder, CompletionOffsetsFollowTheText) {
     ResponseOptions options = base(false, false);
     options.generation.top_logprobs = 1;
     ResponseBuilder builder(options, kTokenizer);
-    static_cast<void>(builder.push(0, tokens_of({"a\xF0", "\x9F\x99\x82" "b", "é", "\xF0\x9F"}), wire::Finish::kLength));
+    static_cast<void>(builder.push(0,
+                                   tokens_of({"a\xF0",
+                                              "\x9F\x99\x82"
+                                              "b",
+                                              "é", "\xF0\x9F"}),
+                                   wire::Finish::kLength));
     const Json json = Json::parse(builder.body());
     const Json& logprobs = json["choices"][0]["logprobs"];
     EXPECT_EQ(json["choices"][0]["text"], "a🙂bé\xEF\xBF\xBD");
@@ -340,27 +376,34 @@ TEST(ResponseBuilder, ManyLogprobsAndLongTextsKeepFramesSmall) {
     std::vector<wire::Token> tokens = tokens_of(std::string(400, '\x01') + std::string(400, 'z'));
     for (wire::Token& token : tokens) {
         token.top.clear();
-        for (TokenId id = 0; id < 20; ++id) token.top.emplace_back(id, -1.0f * static_cast<float>(id));
+        for (TokenId id = 0; id < 20; ++id)
+            token.top.emplace_back(id, -1.0f * static_cast<float>(id));
     }
     Json usage;
-    const auto texts = read_stream(builder.push(0, tokens, wire::Finish::kLength).frames, true, 1, false, &usage);
+    const auto texts =
+        read_stream(builder.push(0, tokens, wire::Finish::kLength).frames, true, 1, false, &usage);
     EXPECT_EQ(texts[0].content.size(), 800u);
     EXPECT_EQ(texts[0].logprobs.size(), 800u);
     ResponseBuilder plain(base(true, true), kTokenizer);
-    const auto long_text = read_stream(plain.push(0, tokens_of(std::string(100'000, '\x02')), wire::Finish::kLength).frames, true, 1,
-                                       false, &usage);
+    const auto long_text = read_stream(
+        plain.push(0, tokens_of(std::string(100'000, '\x02')), wire::Finish::kLength).frames, true,
+        1, false, &usage);
     EXPECT_EQ(long_text[0].content.size(), 100'000u);
 }
 
-// ---- properties ----------------------------------------------------------------------------------------------------
+// ---- properties
+// ----------------------------------------------------------------------------------------------------
 
 /// The text that all visible tokens give, cut at the stop string that ends first.
-std::string oracle_text(const ResponseOptions& options, const std::vector<wire::Token>& tokens, wire::Finish finish) {
+std::string oracle_text(const ResponseOptions& options, const std::vector<wire::Token>& tokens,
+                        wire::Finish finish) {
     std::vector<TokenId> ids;
     for (size_t i = 0; i < tokens.size(); ++i) {
-        const bool stop_token = i + 1 == tokens.size() && finish == wire::Finish::kStop &&
-                                std::count(options.stop_ids.begin(), options.stop_ids.end(), tokens[i].id) != 0;
-        if (!stop_token || options.generation.include_stop_str_in_output) ids.push_back(tokens[i].id);
+        const bool stop_token =
+            i + 1 == tokens.size() && finish == wire::Finish::kStop &&
+            std::count(options.stop_ids.begin(), options.stop_ids.end(), tokens[i].id) != 0;
+        if (!stop_token || options.generation.include_stop_str_in_output)
+            ids.push_back(tokens[i].id);
     }
     std::string text = kTokenizer->decode(ids, options.generation.skip_special_tokens);
     size_t end = std::string::npos;
@@ -368,12 +411,14 @@ std::string oracle_text(const ResponseOptions& options, const std::vector<wire::
     for (const std::string& stop : options.generation.stop) {
         const size_t at = text.find(stop);
         if (at == std::string::npos) continue;
-        if (end == std::string::npos || at + stop.size() < end || (at + stop.size() == end && at < begin)) {
+        if (end == std::string::npos || at + stop.size() < end ||
+            (at + stop.size() == end && at < begin)) {
             end = at + stop.size();
             begin = at;
         }
     }
-    if (end != std::string::npos) text.resize(options.generation.include_stop_str_in_output ? end : begin);
+    if (end != std::string::npos)
+        text.resize(options.generation.include_stop_str_in_output ? end : begin);
     return text;
 }
 
@@ -386,7 +431,9 @@ std::vector<wire::Token> random_tokens(std::mt19937& random) {
         if (kind == 0) id = static_cast<TokenId>(random() % kTokenizer->vocab_size());
         if (kind == 1) id = static_cast<TokenId>(256 + random() % (kTokenizer->vocab_size() - 256));
         if (kind == 2) id = static_cast<TokenId>('a' + random() % 3);
-        out.push_back({id, -static_cast<float>(random() % 100) / 7, {{id, -0.25f}, {static_cast<TokenId>(random() % 256), -2.0f}}});
+        out.push_back({id,
+                       -static_cast<float>(random() % 100) / 7,
+                       {{id, -0.25f}, {static_cast<TokenId>(random() % 256), -2.0f}}});
     }
     return out;
 }
@@ -408,7 +455,8 @@ TEST(ResponseBuilder, AStreamSaysWhatTheBodySaysHoweverItIsBatched) {
         for (uint32_t i = 0; i < generation.n; ++i) {
             tokens.push_back(random_tokens(random));
             finishes.push_back(random() % 2 == 0 ? wire::Finish::kLength : wire::Finish::kStop);
-            if (finishes.back() == wire::Finish::kStop) tokens.back().push_back({kTokenizer->eos(), -0.1f, {}});
+            if (finishes.back() == wire::Finish::kStop)
+                tokens.back().push_back({kTokenizer->eos(), -0.1f, {}});
         }
         const std::string sample = [&] {
             std::vector<TokenId> ids;
@@ -417,7 +465,9 @@ TEST(ResponseBuilder, AStreamSaysWhatTheBodySaysHoweverItIsBatched) {
         }();
         for (size_t i = random() % 4; i > 0 && !sample.empty(); --i) {
             // Valid UTF-8, as the request's JSON guarantees.
-            const auto inside = [&](size_t at) { return at < sample.size() && (static_cast<uint8_t>(sample[at]) & 0xC0) == 0x80; };
+            const auto inside = [&](size_t at) {
+                return at < sample.size() && (static_cast<uint8_t>(sample[at]) & 0xC0) == 0x80;
+            };
             size_t begin = random() % sample.size();
             while (inside(begin)) --begin;
             size_t end = std::min(sample.size(), begin + 1 + random() % 8);
@@ -425,7 +475,8 @@ TEST(ResponseBuilder, AStreamSaysWhatTheBodySaysHoweverItIsBatched) {
             generation.stop.push_back(sample.substr(begin, end - begin));
         }
         ResponseBuilder whole(options, kTokenizer);
-        for (uint32_t i = 0; i < generation.n; ++i) static_cast<void>(whole.push(i, tokens[i], finishes[i]));
+        for (uint32_t i = 0; i < generation.n; ++i)
+            static_cast<void>(whole.push(i, tokens[i], finishes[i]));
         Json body_usage;
         const auto expected = read_body(whole.body(), chat, &body_usage);
         for (uint32_t i = 0; i < generation.n; ++i) {
@@ -452,7 +503,8 @@ TEST(ResponseBuilder, AStreamSaysWhatTheBodySaysHoweverItIsBatched) {
             EXPECT_EQ(update.all_done, streamed.all_done());
         }
         Json stream_usage;
-        const auto seen = read_stream(frames, chat, generation.n, generation.include_usage, &stream_usage);
+        const auto seen =
+            read_stream(frames, chat, generation.n, generation.include_usage, &stream_usage);
         for (uint32_t i = 0; i < generation.n; ++i) {
             EXPECT_EQ(seen[i].content, expected[i].content);
             EXPECT_EQ(seen[i].reasoning, expected[i].reasoning);
@@ -489,7 +541,8 @@ TEST(ResponseBuilder, CompletionTokensJoinToTheTextAndOffsetsAgree) {
     }
 }
 
-// ---- reasoning -----------------------------------------------------------------------------------------------------
+// ---- reasoning
+// -----------------------------------------------------------------------------------------------------
 
 TEST(ReasoningSplitter, Rows) {
     struct Row {
@@ -522,7 +575,8 @@ TEST(ReasoningSplitter, Rows) {
                 reasoning += parts.reasoning;
                 content += parts.content;
             };
-            for (size_t at = 0; at < row.text.size(); at += piece) add(splitter.push(row.text.substr(at, piece)));
+            for (size_t at = 0; at < row.text.size(); at += piece)
+                add(splitter.push(row.text.substr(at, piece)));
             add(splitter.finish());
             EXPECT_EQ(reasoning, row.reasoning) << row.text;
             EXPECT_EQ(content, row.content) << row.text;
@@ -534,14 +588,16 @@ TEST(ResponseBuilder, ReasoningGoesToItsOwnField) {
     ResponseOptions options = base(true, false);
     options.reasoning = Reasoning::kDetect;
     ResponseBuilder builder(options, kTokenizer);
-    static_cast<void>(builder.push(0, tokens_of({"<think>", "the", "</think>", "\n\n", "hello"}), wire::Finish::kLength));
+    static_cast<void>(builder.push(0, tokens_of({"<think>", "the", "</think>", "\n\n", "hello"}),
+                                   wire::Finish::kLength));
     const Json json = Json::parse(builder.body());
     EXPECT_EQ(json["choices"][0]["message"]["reasoning_content"], "the");
     EXPECT_EQ(json["choices"][0]["message"]["content"], "hello");
     EXPECT_EQ(json["usage"]["completion_tokens_details"]["reasoning_tokens"], 3);
 }
 
-// ---- small things --------------------------------------------------------------------------------------------------
+// ---- small things
+// --------------------------------------------------------------------------------------------------
 
 TEST(ResponseId, Shapes) {
     EXPECT_EQ(response_id(true, "r"), "chatcmpl-r");
