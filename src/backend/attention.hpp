@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -27,8 +28,14 @@ class AttentionRunner {
     /// caller once the workers have started.
     template <class Meanwhile>
     void run(ThreadPool& pool, uint32_t layer, const float* q, float* out, Meanwhile&& meanwhile) {
-        pool.run(static_cast<uint32_t>(tasks_.size()),
-                 [&](uint32_t i, uint32_t thread) { execute(tasks_[i], thread, layer, q, out); }, meanwhile);
+        const size_t per_chunk = tasks_.size() / kChunksMax + 1;
+        pool.run(
+            static_cast<uint32_t>((tasks_.size() + per_chunk - 1) / per_chunk),
+            [&](uint32_t chunk, uint32_t thread) {
+                const size_t end = std::min(tasks_.size(), (chunk + 1) * per_chunk);
+                for (size_t i = chunk * per_chunk; i < end; ++i) execute(tasks_[i], thread, layer, q, out);
+            },
+            meanwhile);
     }
 
   private:
@@ -52,6 +59,7 @@ class AttentionRunner {
         float* acc[2];
     };
     static constexpr uint32_t kWhole = UINT32_MAX;
+    static constexpr size_t kChunksMax = size_t{1} << 18;
 
     AttentionRunner(const ModelShape& shape, const KvPages& pages, const Kernels& kernels)
         : shape_(shape), pages_(pages), kernels_(&kernels) {}

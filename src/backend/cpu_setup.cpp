@@ -7,7 +7,7 @@
 #endif
 
 #include <algorithm>
-#include <numeric>
+#include <exception>
 
 #include "backend/cpu_backend.hpp"
 
@@ -115,8 +115,12 @@ Expected<kv::PoolLayout> cpu_kv_layout(const ModelShape& shape, const CpuOptions
 
 Expected<std::unique_ptr<Backend>> make_cpu_backend(const Plan& plan, const CpuOptions& options,
                                                     std::span<std::byte> pool) {
-    BATON_TRY_ASSIGN(auto backend, CpuBackend::make(plan, options, pool));
-    return std::unique_ptr<Backend>(std::move(backend));
+    try {
+        BATON_TRY_ASSIGN(auto backend, CpuBackend::make(plan, options, pool));
+        return std::unique_ptr<Backend>(std::move(backend));
+    } catch (const std::exception& e) {  // no more threads or memory
+        return fail(ErrorCode::kOverloaded, std::string("cannot start the cpu backend: ") + e.what());
+    }
 }
 
 CpuBackend::CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages, uint32_t threads)

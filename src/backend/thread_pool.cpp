@@ -6,6 +6,8 @@
 
 #include <chrono>
 
+#include "baton/base/check.hpp"
+
 namespace baton::backend {
 
 namespace {
@@ -54,6 +56,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::publish(const Job& job, uint32_t chunks) {
+    BATON_CHECK(chunks < kChunksMax);
     job_ = job;
     number_ = (number_ + 1) & 0xffffffu;
     done_.store(0, std::memory_order_relaxed);

@@ -15,6 +15,7 @@ namespace baton::backend {
 /// futex, so that two processes on the same cores do not starve each other. One thread calls run.
 class ThreadPool {
   public:
+    static constexpr uint32_t kChunksMax = 1u << 19;
     explicit ThreadPool(uint32_t threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -23,7 +24,7 @@ class ThreadPool {
 
     /// Calls fn(chunk, thread) for each chunk < `chunks`, thread < threads(), and returns when all are done. Everything
     /// written before run is visible to fn, and everything fn wrote is visible afterwards. `meanwhile` runs on the
-    /// caller once the workers may start. `chunks` < 2^20.
+    /// caller once the workers may start. `chunks` < kChunksMax.
     template <class Fn, class Meanwhile>
     void run(uint32_t chunks, const Fn& fn, Meanwhile&& meanwhile) {
         const Job job{[](const void* f, uint32_t chunk, uint32_t thread) {
