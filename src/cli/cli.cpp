@@ -73,6 +73,10 @@ void add_servers(CLI::App& app, Options& o) {
 
     CLI::App* worker = app.add_subcommand(
         "worker", "run the agent of this host: --supervisor HOST:PORT, BATON_LINK_SECRET (docs/CONFIG.md)");
+    worker->footer("--supervisor HOST:PORT   the supervisor's link address (or --supervisor-socket PATH on the same host)\n"
+                   "--advertise-address IP   address this host is known by; --worker-port N its port\n"
+                   "--run-dir DIR, --host-id TEXT, --snapshot-bytes N, --supervisor-grace-ms N, --log-level L, --log-format F\n"
+                   "The link secret comes from BATON_LINK_SECRET. See docs/CONFIG.md.");
     worker->prefix_command();
     worker->callback([&o, worker] {
         o.rest = worker->remaining();
