@@ -37,7 +37,7 @@ Vm::Flow Vm::exec(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuil
         case StmtKind::kText: out.add(stmt.text.text()); break;
         case StmtKind::kOutput: append_str(out, eval(*stmt.expr, scope)); break;
         case StmtKind::kIf: return exec_if(stmt, scope, out);
-        case StmtKind::kFor: exec_for(stmt, eval(*stmt.expr, scope), 0, scope, out); break;
+        case StmtKind::kFor: return exec_for(stmt, eval(*stmt.expr, scope), 0, scope, out);
         case StmtKind::kSet: assign(*stmt.target, eval(*stmt.expr, scope), scope); break;
         case StmtKind::kSetBlock: exec_set_block(stmt, scope); break;
         case StmtKind::kMacro: scope->set(stmt.name, make_macro(*stmt.macro, scope)); break;
@@ -79,15 +79,13 @@ std::shared_ptr<const SeqObject> Vm::filtered(const Stmt& stmt, std::shared_ptr<
     return std::make_shared<SeqObject>(&budget_, std::move(kept));
 }
 
-void Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
-                  StrBuilder& out) {
+/// The else part runs when no iteration reached the end of the body, as in jinja2; its break or continue is for the
+/// loop outside.
+Vm::Flow Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
+                       StrBuilder& out) {
     std::shared_ptr<const SeqObject> seq = iterate(items);
     if (seq != nullptr && stmt.test != nullptr) seq = filtered(stmt, std::move(seq), scope);
-    if (failed_ || seq == nullptr) return;
-    if (seq->items.empty()) {
-        (void)exec_body(stmt.orelse, make_scope(scope), out);
-        return;
-    }
+    if (failed_ || seq == nullptr) return Flow::kBreak;
     auto loop = std::make_shared<LoopObject>(&budget_);
     loop->seq = seq;
     loop->depth = seq->depth + 1;
@@ -96,6 +94,7 @@ void Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const st
     loop->scope = scope;
     const Value loop_value = Value::of_object(Kind::kLoop, loop);
     std::shared_ptr<Scope> inner;
+    bool completed = false;
     for (size_t i = 0; i < seq->items.size(); ++i) {
         if (++loops_ > limits::kTemplateLoopsMax) {
             error("more than " + std::to_string(limits::kTemplateLoopsMax) + " loop iterations");
@@ -109,9 +108,13 @@ void Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const st
         loop->index0 = static_cast<int64_t>(i);
         inner->set(kNameLoop, loop_value);
         assign(*stmt.target, seq->items[i], inner);
-        if (failed_ || exec_body(stmt.body, inner, out) == Flow::kBreak) break;
+        const Flow flow = failed_ ? Flow::kBreak : exec_body(stmt.body, inner, out);
+        if (flow == Flow::kBreak) break;
+        completed = completed || flow == Flow::kNormal;
     }
     loop->scope = nullptr;
+    if (failed_) return Flow::kBreak;
+    return completed ? Flow::kNormal : exec_body(stmt.orelse, make_scope(scope), out);
 }
 
 void Vm::exec_set_block(const Stmt& stmt, const std::shared_ptr<Scope>& scope) {
@@ -246,7 +249,7 @@ Value Vm::call_loop(const LoopObject& loop, Args& args) {
     ++macro_depth_;
     StrBuilder out(*this);
     const std::shared_ptr<Scope> scope = loop.scope;
-    exec_for(*loop.recursive, args.positional[0], loop.depth0 + 1, scope, out);
+    (void)exec_for(*loop.recursive, args.positional[0], loop.depth0 + 1, scope, out);
     --macro_depth_;
     return out.finish();
 }

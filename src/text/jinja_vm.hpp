@@ -180,7 +180,7 @@ class Vm {
     Flow exec_body(const Body& body, const std::shared_ptr<Scope>& scope, StrBuilder& out);
     Flow exec(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuilder& out);
     Flow exec_if(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuilder& out);
-    void exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
+    Flow exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
                   StrBuilder& out);
     std::shared_ptr<const SeqObject> filtered(const Stmt& stmt, std::shared_ptr<const SeqObject> seq,
                                               const std::shared_ptr<Scope>& scope);
