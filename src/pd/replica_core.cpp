@@ -141,6 +141,9 @@ std::vector<Action> ReplicaCore::take_actions() {
 wire::ReplicaStats ReplicaCore::stats() const {
     return impl_->stats();
 }
+Generation ReplicaCore::generation(BlockId block) const {
+    return impl_->pool.generation(block);
+}
 bool ReplicaCore::idle() const {
     return impl_->legs.empty() && impl_->asks.empty() && impl_->transfers.empty();
 }

@@ -180,13 +180,7 @@ void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire:
         end(e, e.finish, {});
         return;
     }
-    if (e.state == State::kBusy) return;  // the wake is the end of its pause
-    const bool hole = !e.ahead.empty() || e.finish != wire::Finish::kNone;
-    if (!hole) {
-        set_wake(e, kNever);
-    } else if (e.wake == kNever || e.emitted() > before) {
-        set_wake(e, now + kGapMs);
-    }
+    if (e.wake == kNever || e.emitted() > before || !e.has_hole()) watch(now, e);
 }
 
 /// Puts new tokens into `ahead`; false where they contradict what is known or are too far ahead.
@@ -244,10 +238,10 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TargetBu
     next_target(now, *e);
 }
 
-void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::HandoffDone& m) {
+void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::HandoffDone& m) {
     Entry* e = current(m.ref, from);
     if (e == nullptr || e->prefill == from || e->state == State::kDecode) return;
-    taken_over(*e, from);
+    taken_over(now, *e, from);
     give_budget_back(*e);
     served(*e, from.replica);
     count(handoffs, m.mover);
@@ -255,10 +249,10 @@ void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::HandoffDone&
 }
 
 /// D has the sequence and goes on with it.
-void Router::Impl::taken_over(Entry& e, wire::ReplicaTarget by) {
-    if (e.state == State::kBusy) set_wake(e, kNever);
+void Router::Impl::taken_over(TimeMs now, Entry& e, wire::ReplicaTarget by) {
     e.state = State::kDecode;
     e.decode = by;
+    watch(now, e);
 }
 
 void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::SequenceFailed& m) {
@@ -284,12 +278,12 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::Sequence
     }
 }
 
-void Router::Impl::on(TimeMs, wire::ReplicaTarget from, const wire::Fallback& m) {
+void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::Fallback& m) {
     Entry* e = current(m.ref, from);
     if (e == nullptr || e->prefill == from || e->sole) return;  // one that runs alone was counted when it was sent
     if (e->state == State::kDecode && e->decode != from) return;
     count(fallbacks, m.reason);
-    taken_over(*e, from);
+    taken_over(now, *e, from);
 }
 
 }  // namespace baton::pd

@@ -69,6 +69,7 @@ std::optional<std::string> Router::Impl::check_entry(SequenceId id, const Entry&
             break;
         case State::kPrefill:
             if (!has_prefill || !has_decode || e.sole || e.queued) return "prefill without its legs";
+            if (e.emitted() > e.base && e.wake == kNever) return "a hand-off that nothing ends";
             if (!ring.is_live(e.prefill) || !ring.is_live(e.decode)) return "prefill with a dead leg";
             break;
         case State::kBusy:
@@ -80,7 +81,7 @@ std::optional<std::string> Router::Impl::check_entry(SequenceId id, const Entry&
             if (!ring.is_live(e.decode)) return "decode on a dead replica";
             break;
     }
-    if ((!e.ahead.empty() || e.finish != wire::Finish::kNone) && e.wake == kNever) return "a hole that nothing ends";
+    if (e.has_hole() && e.wake == kNever) return "a hole that nothing ends";
     return std::nullopt;
 }
 

@@ -80,6 +80,7 @@ void Router::Impl::next_target(TimeMs now, Entry& e) {
         std::erase_if(e.named, [&](wire::ReplicaTarget d) { return d == *next || !ring.is_live(d); });
         e.named.push_back(*next);
         send(e.prefill, wire::Retarget{e.sequence.ref, *next});
+        watch(now, e);
         return;
     }
     if (!ring.any(Role::kDecode)) {
@@ -196,7 +197,7 @@ void Router::Impl::run_timers(TimeMs now) {
             case State::kWaiting: enqueue(e); break;
             case State::kBusy: next_target(now, e); break;
             case State::kPrefill:
-            case State::kDecode: new_attempt(now, e, "token_gap", {}); break;
+            case State::kDecode: new_attempt(now, e, e.has_hole() ? "token_gap" : "handoff_timeout", {}); break;
         }
     }
 }
@@ -211,6 +212,14 @@ void Router::Impl::set_wake(Entry& e, TimeMs at) {
     if (e.wake != kNever) wakes.erase({e.wake, id});
     e.wake = at;
     if (at != kNever) wakes.emplace(at, id);
+}
+
+/// Sets when a sequence that is under way is looked at again, where something is missing.
+void Router::Impl::watch(TimeMs now, Entry& e) {
+    if (e.state == State::kWaiting || e.state == State::kBusy) return;  // the wake is the end of a pause
+    if (e.has_hole()) set_wake(e, now + kGapMs);
+    else if (e.state == State::kPrefill && e.emitted() > e.base) set_wake(e, now + kHandoffMs);
+    else set_wake(e, kNever);
 }
 
 void Router::Impl::give_budget_back(Entry& e) {

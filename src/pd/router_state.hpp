@@ -16,6 +16,8 @@ namespace baton::pd {
 inline constexpr uint32_t kTokensAheadMax = 1024;
 /// How long a hole in the tokens may stay open.
 inline constexpr int64_t kGapMs = 2'000;
+/// How long a sequence whose first token is out may wait for word of its hand-off. Its replicas give up sooner.
+inline constexpr int64_t kHandoffMs = 10'000;
 /// Longest pause between two tries at a sequence.
 inline constexpr int64_t kRetryPauseMax = 500;
 /// Distinct label values a counter keeps; more are counted as "other".
@@ -52,6 +54,8 @@ struct Router::Impl {
         std::string last_failure;
 
         [[nodiscard]] uint32_t emitted() const { return static_cast<uint32_t>(sequence.emitted.size()); }
+        /// Tokens are missing before ones that are here, or before the end.
+        [[nodiscard]] bool has_hole() const { return !ahead.empty() || finish != wire::Finish::kNone; }
         /// The prefill leg still has something to give: the KV, or the token it samples.
         [[nodiscard]] bool needs_prefill() const {
             if (!prefill.replica || state == State::kWaiting) return false;
@@ -70,7 +74,8 @@ struct Router::Impl {
     template <class T>
     void on(TimeMs, wire::ReplicaTarget, const T&) {}  // not for the router
     void take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m);
-    void taken_over(Entry& e, wire::ReplicaTarget by);
+    void taken_over(TimeMs now, Entry& e, wire::ReplicaTarget by);
+    void watch(TimeMs now, Entry& e);
     [[nodiscard]] bool store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m);
     /// The entry when `ref` is its current attempt and `from` one of its legs, or a decode replica named before: P offers
     /// to one at a time and commits once, so whichever of them says that it has the sequence is right, even when word of

@@ -51,7 +51,8 @@ struct RouterStats {
 /// Rules. New sequences are sent at once, unless a recovery waits for its budget: then they queue behind it. A try ends
 /// with an abort to every leg that may hold something, and the next one has a higher attempt number, which fences what
 /// still comes of the old one. Tries after the first come ever more slowly (busy_retry_ms, doubled up to 500 ms), and a
-/// new token starts the count anew. A hole in the tokens that stays for 2 s ends the try.
+/// new token starts the count anew. A hole in the tokens that stays for 2 s ends the try, and so does a hand-off of which
+/// nothing is heard for 10 s.
 class Router {
   public:
     explicit Router(RouterConfig config);

@@ -384,6 +384,23 @@ TEST(Router, UnreachableTargetIsFencedByANewAttempt) {
     EXPECT_TRUE(b.aborted(kP1, ref(1)));
 }
 
+TEST(Router, HandOffThatNothingIsHeardOfIsTriedAgain) {
+    Bench b;
+    b.one_by_two();
+    ASSERT_TRUE(b.submit(1));
+    b.take<wire::Prefill>();
+    b.wait(60'000);  // a long queue at P is no reason
+    EXPECT_TRUE(b.take<wire::Prefill>().empty());
+    b.token(kP1, ref(1), 0, {5});
+    b.wait(9'000);
+    b.say(kP1, wire::TargetBusy{ref(1), kD1, false});
+    b.wait(9'900);
+    EXPECT_TRUE(b.take<wire::Prefill>().empty());
+    b.wait(200);
+    EXPECT_EQ(b.prefill().second.sequence.ref.attempt, 2u);
+    EXPECT_EQ(b.count(b.router.stats().failovers_by_reason, "handoff_timeout"), 1u);
+}
+
 TEST(Router, KvThatNobodyWaitsForIsAborted) {
     Bench b;
     b.one_by_one();

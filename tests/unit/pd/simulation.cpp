@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kSilenceMs = 5'000;
 constexpr int64_t kFarDeadlineMs = 600'000;
-constexpr int64_t kEndBoundMs = 30'000;   ///< after the last fault every request has ended
-constexpr int64_t kQuietBoundMs = 5'000;  ///< after the last end nothing is held
+constexpr int64_t kEndBoundMs = 20'000;   ///< after the last fault every request has ended
+constexpr int64_t kQuietBoundMs = 2'000;  ///< after the last end, and word of it, nothing is held
 constexpr uint64_t kEventsMax = 2'000'000;
 
 std::string ref_text(wire::SeqRef ref) { return std::to_string(ref.id.value) + "#" + std::to_string(ref.attempt); }
@@ -93,6 +93,8 @@ void Simulation::spawn(Slot& slot) {
     if (slot.role == Role::kDecode) config.blocks = world_.decode_blocks;
     p->rows.assign(size_t{config.blocks} * config.block_tokens, 0xdead);
     p->generations.assign(config.blocks, 0);
+    p->written.assign(config.blocks, 0);
+    p->read.assign(config.blocks, 0);
     p->progress.resize(config.progress_slots);
     p->core = std::make_unique<ReplicaCore>(config);
     p->core->plant(world_.planted);
@@ -200,7 +202,7 @@ ConnectionPtr Simulation::any_link() {
 
 void Simulation::fault() {
     if (!faults_on()) return;
-    last_end_ = now_;
+    last_end_ = std::max(last_end_, now_);
     uint32_t sum = 0;
     for (const uint32_t w : world_.weights) sum += w;
     uint32_t drawn = random_.below(sum);
@@ -218,6 +220,7 @@ void Simulation::fault() {
                 const int64_t ms = random_.chance(800) ? random_.between(1, 500) : random_.between(500, 7'000);
                 link->stalled_until = std::max(link->stalled_until, now_ + ms);
                 if (trace_) note("stall for " + std::to_string(ms));
+                last_end_ = std::max(last_end_, now_ + std::min(ms, kSilenceMs));
                 if (ms > kSilenceMs) in(kSilenceMs, [this, link] { break_link(link); });
             }
             break;
@@ -283,7 +286,7 @@ void Simulation::submit_next() {
     ++report_.requests;
     if (trace_) note("submit " + std::to_string(index + 1) + " prompt " + std::to_string(s.prompt.size()) + " answer " + std::to_string(r.expected.tokens.size()));
     const auto taken = router_.submit(now_, s, deadline);
-    last_end_ = now_;
+    last_end_ = std::max(last_end_, now_);
     if (!taken) {
         r.ended = true;
         ++report_.refused;
@@ -325,7 +328,7 @@ void Simulation::end(const End& e) {
     if (trace_) note("end " + name + " " + (e.finish == wire::Finish::kNone ? e.error.message : "ok"));
     if (r.ended) return fail(name + " ends twice");
     r.ended = true;
-    last_end_ = now_;
+    last_end_ = std::max(last_end_, now_);
     if (e.finish != wire::Finish::kNone) {
         ++report_.finished;
         if (r.delivered != r.expected.tokens.size()) return fail(name + " ends too early");
@@ -368,8 +371,8 @@ bool Simulation::over() {
     // A long freeze may outlast the faults.
     bool frozen_one = false;
     for (const Slot& slot : slots_) frozen_one = frozen_one || !slot.process || !slot.process->alive || frozen(*slot.process);
-    if (frozen_one) last_end_ = now_;
-    else if (now_ - calm_since > kQuietBoundMs) fail("not given back: " + why);
+    if (frozen_one) last_end_ = std::max(last_end_, now_);
+    else if (now_ - calm_since > kQuietBoundMs + world_.notice_ms) fail("not given back: " + why);
     return false;
 }
 
@@ -446,7 +449,7 @@ World draw_world(uint64_t seed) {
         w.decodes = 1 + random.below(3);
     }
     w.requests = 4 + random.below(14);
-    w.prompts = 1 + random.below(4);
+    w.prompts = random.chance(500) ? 1 + random.below(4) : 12;
     w.core.block_tokens = 2 + random.below(4);
     w.core.max_model_len = 12 + random.below(40);
     const uint32_t least = (w.core.max_model_len + w.core.block_tokens - 1) / w.core.block_tokens;

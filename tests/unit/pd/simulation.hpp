@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,8 @@ struct Process {
     std::deque<StepPlan> plans;
     std::map<uint64_t, std::shared_ptr<Pull>> pulls;
     uint32_t copies = 0;
+    /// Movers at work on each block: pulls and snapshot loads write, snapshot copies read.
+    std::vector<uint32_t> written, read;
 
     ConnectionPtr control;  ///< end 0: supervisor
     std::map<ReplicaId, std::pair<wire::ReplicaTarget, ConnectionPtr>> peers;  ///< end 0: prefill, end 1: decode
@@ -215,6 +218,8 @@ class Simulation {
     void schedule_step(const ProcessPtr& p);
     void step_done(const ProcessPtr& p);
     [[nodiscard]] std::vector<Sampled> compute(Process& p, const StepPlan& plan);
+    [[nodiscard]] bool check_rows(const Process& p, const StepItem& item);
+    void claim(Process& p, std::span<const BlockId> blocks, bool writes, bool begins);
     void progress(Process& p, uint32_t slot, uint32_t tokens);
     void wake_readers(Process& p);
     void start_pull(const ProcessPtr& p, const StartPull& order);
@@ -246,7 +251,7 @@ class Simulation {
     std::vector<std::vector<TokenId>> beginnings_;
     std::vector<Request> requests_;
     uint32_t next_request_ = 0;
-    TimeMs last_end_{};  ///< when the last request ended, or the last fault came
+    TimeMs last_end_{};  ///< when the last request ended, or the last disturbance
     Report report_;
 };
 

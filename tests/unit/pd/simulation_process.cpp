@@ -70,6 +70,7 @@ void Simulation::perform(const ProcessPtr& p, Action& action) {
     } else if (const auto* copy = std::get_if<StoreCopy>(&action)) {
         ++p->copies;
         if (!copy->to_store) ++report_.snapshots_read;
+        claim(*p, copy->blocks, !copy->to_store, true);
         in(copy_pause(), [this, p, store_now = p->store, order = *copy] { store_copy(p, store_now, order, 0); });
     } else if (const auto* log = std::get_if<LogEvent>(&action)) {
         if (trace_) note("  " + describe(p->self) + " " + std::string(log->event) + " " + log->request_id + " " + log->detail);
@@ -117,6 +118,7 @@ std::vector<Sampled> Simulation::compute(Process& p, const StepPlan& plan) {
             fail(describe(p.self) + " plans rows without a block");
             return sampled;
         }
+        if (!check_rows(p, item)) return sampled;
         const auto row = [&](uint32_t at_position) -> uint64_t& { return p.rows.at(item.blocks[at_position / n] * n + at_position % n); };
         const auto token = [&](uint32_t at_position) {
             const auto& s = *item.sequence;
@@ -135,6 +137,42 @@ std::vector<Sampled> Simulation::compute(Process& p, const StepPlan& plan) {
         if (item.sample) sampled.push_back({i, {state.next_token(), 0.0f, {}}, {}});
     }
     return sampled;
+}
+
+/// No mover may be at work where a step reads or writes, and readers elsewhere must know that a block is in use again.
+bool Simulation::check_rows(const Process& p, const StepItem& item) {
+    const uint32_t n = world_.core.block_tokens;
+    for (uint32_t i = 0; i * n < item.position + item.tokens; ++i) {
+        const BlockId block = item.blocks[i];
+        const std::string name = describe(p.self) + " block " + std::to_string(block);
+        if (p.written.at(block) > 0) return fail(name + " is computed with while a mover writes it"), false;
+        if ((i + 1) * n <= item.position) continue;
+        if (p.read.at(block) > 0) return fail(name + " is computed while a mover reads it"), false;
+        if (p.role == Role::kPrefill && p.generations.at(block) != p.core->generation(block)) {
+            return fail(name + " is written under an old generation"), false;
+        }
+    }
+    return true;
+}
+
+/// A mover begins or ends to work on blocks; nobody else may have them to write.
+void Simulation::claim(Process& p, std::span<const BlockId> blocks, bool writes, bool begins) {
+    for (const BlockId block : blocks) {
+        if (begins && (p.written.at(block) > 0 || (writes && p.read.at(block) > 0))) {
+            fail(describe(p.self) + " block " + std::to_string(block) + " is given to two movers");
+        }
+        (writes ? p.written : p.read).at(block) += begins ? 1 : UINT32_MAX;
+    }
+    if (!begins || !writes) return;
+    for (const StepPlan& plan : p.plans) {
+        for (const StepItem& item : plan.items) {
+            for (const BlockId block : item.blocks) {
+                if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) {
+                    fail(describe(p.self) + " block " + std::to_string(block) + " is given to a mover during a step");
+                }
+            }
+        }
+    }
 }
 
 void Simulation::progress(Process& p, uint32_t slot, uint32_t tokens) {
@@ -171,6 +209,7 @@ void Simulation::start_pull(const ProcessPtr& p, const StartPull& order) {
     pull->reader = p;
     pull->next = order.first_block;
     p->pulls[order.pull] = pull;
+    claim(*p, std::span(order.target_blocks).subspan(order.first_block), true, true);
     const auto peer = p->peers.find(order.peer.replica);
     if (peer != p->peers.end() && peer->second.first == order.peer) pull->source = peer->second.second->ends[0].lock();
     if (!pull->source) return pull_over(p, pull, false, "peer_lost");
@@ -223,6 +262,7 @@ void Simulation::pull_on(const ProcessPtr& p, const std::shared_ptr<Pull>& pull)
 void Simulation::pull_over(const ProcessPtr& p, const std::shared_ptr<Pull>& pull, bool ok, std::string reason) {
     pull->over = true;
     const StartPull& order = pull->order;
+    claim(*p, std::span(order.target_blocks).subspan(order.first_block), true, false);
     const uint32_t n = world_.core.block_tokens;
     if (ok) {
         const auto rows = rows_of(pull->source->offered.at(order.offer));
@@ -249,6 +289,7 @@ void Simulation::store_copy(const ProcessPtr& p, const std::shared_ptr<Store>& s
     if (frozen(*p)) return at(p->frozen_until, [this, p, store, order, done] { store_copy(p, store, order, done); });
     const bool fails = !store || (faults_on() && random_.chance(world_.pull_fails));
     if (done == order.blocks.size() || fails) {
+        claim(*p, order.blocks, !order.to_store, false);
         input(p, [this, p, copy = order.copy, fails] {
             --p->copies;
             p->core->on_store_copied(now_, copy, !fails);
