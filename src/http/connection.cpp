@@ -127,8 +127,7 @@ void Connection::evict() {
     drop_if_idle(true);
 }
 
-// ---- reading
-// -------------------------------------------------------------------------------------------------------
+// ---- reading ----
 
 void Connection::wait_readable() {
     if (reading_ || peer_eof_ || phase_ == Phase::kClosed) return;
@@ -325,8 +324,7 @@ void Connection::next_request() {
     wait_readable();
 }
 
-// ---- writing
-// -------------------------------------------------------------------------------------------------------
+// ---- writing ----
 
 void Connection::flush() {
     if (writing_ || phase_ == Phase::kClosed || phase_ == Phase::kLinger) return;
@@ -388,8 +386,7 @@ void Connection::finish_exchange(const Channel::Taken& taken) {
     next_request();
 }
 
-// ---- ending
-// --------------------------------------------------------------------------------------------------------
+// ---- ending ----
 
 /// Closing a socket with unread bytes resets it, and the client may lose the answer it has not read
 /// yet: so say that we are done, and read on for a moment.
@@ -421,8 +418,7 @@ void Connection::close() {
     state_->connections.erase(this);
 }
 
-// ---- time
-// ----------------------------------------------------------------------------------------------------------
+// ---- time ----
 
 void Connection::set_deadline(int64_t& slot, int64_t at_ms) {
     slot = at_ms;

@@ -95,8 +95,7 @@ RequestParser::Event RequestParser::feed(std::string_view in, size_t& consumed) 
     }
 }
 
-// ---- head
-// ----------------------------------------------------------------------------------------------------------
+// ---- head ----
 
 RequestParser::Event RequestParser::feed_head(std::string_view in, size_t& consumed) {
     if (!started_) {
@@ -302,8 +301,7 @@ bool RequestParser::check_connection() {
     return true;
 }
 
-// ---- body
-// ----------------------------------------------------------------------------------------------------------
+// ---- body ----
 
 RequestParser::Event RequestParser::feed_length(std::string_view in, size_t& consumed) {
     const size_t take = std::min<uint64_t>(remaining_, in.size() - consumed);

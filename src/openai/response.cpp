@@ -113,8 +113,7 @@ Usage ResponseBuilder::Impl::usage() const {
     return out;
 }
 
-// ---- streams
-// -------------------------------------------------------------------------------------------------------
+// ---- streams ----
 
 std::string ResponseBuilder::Impl::delta(const char* field, std::string_view text) const {
     if (!options.chat) return json_string(text);
@@ -187,8 +186,7 @@ void ResponseBuilder::Impl::stream(std::string& out, uint32_t index, Choice::Out
     out.append(kDoneFrame);
 }
 
-// ---- bodies
-// --------------------------------------------------------------------------------------------------------
+// ---- bodies ----
 
 void ResponseBuilder::Impl::append_body_choice(std::string& out, uint32_t index) const {
     const Slot& slot = slots[index];
@@ -221,8 +219,7 @@ std::string ResponseBuilder::body() const {
     return out;
 }
 
-// ---- small things
-// --------------------------------------------------------------------------------------------------
+// ---- small things ----
 
 std::string response_id(bool chat, std::string_view request_id) {
     std::string out = chat ? "chatcmpl-" : "cmpl-";

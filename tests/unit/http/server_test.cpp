@@ -3,86 +3,18 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <condition_variable>
-#include <mutex>
+#include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <thread>
 
 #include "baton/http/client.hpp"
-#include "baton/http/router.hpp"
-#include "unit/http/raw_socket.hpp"
+#include "unit/http/server_fixture.hpp"
 
 namespace baton::http {
 namespace {
 
-using test::body_of;
-using test::RawSocket;
-using test::status_of;
-
-/// A latch that tests wait on instead of sleeping.
-class Event {
-  public:
-    void set() {
-        const std::lock_guard lock(mutex_);
-        set_ = true;
-        changed_.notify_all();
-    }
-    bool wait() {
-        std::unique_lock lock(mutex_);
-        return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return set_; });
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool set_ = false;
-};
-
-/// Holds the exchange a handler got until the test takes it.
-class Inbox {
-  public:
-    void put(std::shared_ptr<Exchange> exchange) {
-        const std::lock_guard lock(mutex_);
-        items_.push_back(std::move(exchange));
-        changed_.notify_all();
-    }
-    std::shared_ptr<Exchange> take() {
-        std::unique_lock lock(mutex_);
-        if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !items_.empty(); }))
-            return nullptr;
-        auto out = std::move(items_.front());
-        items_.erase(items_.begin());
-        return out;
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::vector<std::shared_ptr<Exchange>> items_;
-};
-
-Handler echo() {
-    return [](std::shared_ptr<Exchange> exchange) {
-        const Request& request = exchange->request();
-        exchange->respond(200, request.method + " " + request.path + " " + request.body, {},
-                          "text/plain");
-    };
-}
-
-std::unique_ptr<Server> start(Handler handler, ServerOptions options = {}) {
-    auto server = Server::start(std::move(options), std::move(handler));
-    EXPECT_TRUE(server.has_value());
-    return std::move(*server);
-}
-
-std::string get(std::string_view path, std::string_view fields = "") {
-    return "GET " + std::string(path) + " HTTP/1.1\r\nHost: a\r\n" + std::string(fields) + "\r\n";
-}
-std::string post(std::string_view path, std::string_view body, std::string_view fields = "") {
-    return "POST " + std::string(path) +
-           " HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
-           std::string(fields) + "\r\n" + std::string(body);
-}
+using namespace test;  // NOLINT: the fixture is this test's vocabulary
 
 TEST(Server, AnswersAndKeepsTheConnection) {
     const auto server = start(echo());
@@ -411,8 +343,7 @@ TEST(Server, PingsInSilence) {
     exchange->end();
 }
 
-// ---- clients that go away
-// ------------------------------------------------------------------------------------------
+// ---- clients that go away ----
 
 TEST(Server, NoticesAClientThatLeavesInEveryPhase) {
     enum class Leave { kClose, kReset };
@@ -530,8 +461,7 @@ TEST(Server, AStalledWriteEndsTheConnection) {
     EXPECT_TRUE(gone.wait());
 }
 
-// ---- slow clients, many clients
-// ------------------------------------------------------------------------------------
+// ---- slow clients, many clients ----
 
 TEST(Server, SlowHeadsAndBodiesRunOutOfTime) {
     ServerOptions options;
@@ -730,8 +660,7 @@ TEST(Server, ManyConnectionsFromManyThreads) {
     EXPECT_TRUE(server->drain(20'000));
 }
 
-// ---- ending
-// --------------------------------------------------------------------------------------------------------
+// ---- ending ----
 
 TEST(Server, StopAcceptingLetsRunningExchangesFinish) {
     Inbox inbox;
@@ -787,121 +716,6 @@ TEST(Server, HeadersOfHandlersCannotSplitTheAnswer) {
     EXPECT_EQ(answer.find("Set-Cookie"), std::string::npos);
     EXPECT_EQ(answer.find("bad name"), std::string::npos);
     EXPECT_NE(answer.find("X-Ok: 1\r\n"), std::string::npos);
-}
-
-// ---- router
-// --------------------------------------------------------------------------------------------------------
-
-TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
-    Router router;
-    const auto say = [](std::string text) {
-        return [text](std::shared_ptr<Exchange> exchange, const Params& params) {
-            std::string out = text;
-            for (const std::string& param : params) out += "|" + param;
-            exchange->respond(200, out);
-        };
-    };
-    router.add("GET", "/v1/models/{uid}", {}, say("describe"));
-    router.add("DELETE", "/v1/models/{uid}", {.access = Access::kAdmin}, say("delete"));
-    router.add("GET", "/v1/models/instances", {}, say("instances"));
-    router.add("GET", "/v1/models", {}, say("list"));
-    router.add("POST", "/v1/chat/completions", {.needs_body = true}, say("chat"));
-    router.add("POST", "/v1/models/{uid}/requests/{rid}/abort", {}, say("abort"));
-    router.add("GET", "/health", {.access = Access::kOpen}, say("ok"));
-    ServerOptions options;
-    options.admin_keys = {"a"};
-    options.inference_keys = {"i"};
-    const auto server = start(router, options);
-    RawSocket client(server->port());
-    const auto ask = [&](const std::string& method, const std::string& path,
-                         const std::string& key = "i") {
-        client.send(method + " " + path + " HTTP/1.1\r\nHost: a\r\nX-Api-Key: " + key + "\r\n\r\n");
-        return method == "HEAD" ? client.read_until("\r\n\r\n") : client.read_answer();
-    };
-    EXPECT_EQ(body_of(ask("GET", "/v1/models/m%201")), "describe|m 1");
-    EXPECT_EQ(body_of(ask("GET", "/v1/models/instances")), "instances");
-    EXPECT_EQ(body_of(ask("GET", "/v1/models?x=y")), "list");
-    EXPECT_EQ(body_of(ask("POST", "/v1/models/m/requests/r/abort")), "abort|m|r");
-    EXPECT_EQ(status_of(ask("DELETE", "/v1/models/m")), 403);
-    EXPECT_EQ(body_of(ask("DELETE", "/v1/models/m", "a")), "delete|m");
-    for (const char* path :
-         {"/nope", "/v1/../v1/models", "/v1//models", "/v1/models/", "/v1/models/..", "/"}) {
-        EXPECT_EQ(status_of(ask("GET", path)), 404) << path;
-    }
-    const std::string wrong = ask("GET", "/v1/chat/completions");
-    EXPECT_EQ(status_of(wrong), 405);
-    EXPECT_NE(wrong.find("Allow: POST, OPTIONS\r\n"), std::string::npos);
-    EXPECT_EQ(status_of(ask("POST", "/v1/chat/completions")), 411);
-    const std::string allow = ask("OPTIONS", "/v1/models/m");
-    EXPECT_EQ(status_of(allow), 204);
-    EXPECT_NE(allow.find("Allow: GET, HEAD, DELETE, OPTIONS\r\n"), std::string::npos);
-    EXPECT_EQ(status_of(ask("HEAD", "/health")), 200);
-    EXPECT_EQ(router.routes().size(), 7u);
-}
-
-// ---- client
-// --------------------------------------------------------------------------------------------------------
-
-TEST(Client, RefusesOtherUrlsAndDeadServers) {
-    for (const char* url : {"https://a", "127.0.0.1:80", "http://", "http://a b", "http://[::1"}) {
-        EXPECT_FALSE(Client::create({.base_url = url}).has_value()) << url;
-    }
-    const auto answer = (*Client::create({.base_url = "http://127.0.0.1:1"}))->get("/");
-    ASSERT_FALSE(answer.has_value());
-    EXPECT_EQ(answer.error().code, ErrorCode::kUnavailable);
-}
-
-TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
-    ServerOptions options;
-    options.inference_keys = {"k"};
-    const auto server = start(
-        [](std::shared_ptr<Exchange> exchange) {
-            const std::string path = exchange->request().path;
-            if (path == "/p/error") return exchange->respond(400, "{\"detail\":\"no\"}");
-            if (path != "/p/stream" && path != "/p/broken") return exchange->respond(200, "{}");
-            exchange->begin_stream();
-            exchange->write(": ping\r\n\r\ndata: {\"a\":");
-            exchange->write("1}\r\n\r\ndata: two\n\n");
-            path == "/p/stream" ? exchange->end() : exchange->fail();
-        },
-        options);
-    const std::string url = "http://127.0.0.1:" + std::to_string(server->port()) + "/p/";
-    auto client = *Client::create({.base_url = url, .api_key = "k"});
-    EXPECT_EQ(client->get("/x")->status, 200);
-    EXPECT_EQ(client->del("/x")->body, "{}");
-    std::vector<std::string> seen;
-    const auto keep = [&](std::string_view data) {
-        seen.emplace_back(data);
-        return true;
-    };
-    EXPECT_EQ(client->stream("/stream", "{}", keep)->status, 200);
-    EXPECT_EQ(seen, (std::vector<std::string>{"{\"a\":1}", "two"}));
-    EXPECT_EQ(client->stream("/error", "{}", keep)->body, "{\"detail\":\"no\"}");
-    EXPECT_FALSE(client->stream("/broken", "{}", keep).has_value());
-    seen.clear();
-    EXPECT_EQ(client
-                  ->stream("/stream", "{}",
-                           [&](std::string_view data) {
-                               seen.emplace_back(data);
-                               return false;
-                           })
-                  ->status,
-              200);
-    EXPECT_EQ(seen.size(), 1u);
-    EXPECT_EQ(client->get("/x")->status, 200);
-    EXPECT_EQ((*Client::create({.base_url = url}))->get("/x")->status, 401);
-}
-
-TEST(Client, ReconnectsWhenTheServerClosedARestingConnection) {
-    ServerOptions options;
-    options.idle_timeout_ms = 1;
-    const auto server = start(echo(), options);
-    auto client =
-        *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
-    for (int i = 0; i < 3; ++i) {
-        EXPECT_EQ(client->get("/")->status, 200);
-        while (server->stats().connections != 0) std::this_thread::yield();
-    }
 }
 
 }  // namespace

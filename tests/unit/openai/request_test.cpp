@@ -349,8 +349,7 @@ TEST(ParseRequest, ToolChoiceNoneHidesTheTools) {
     EXPECT_EQ(parse_chat_request(chat(tools + R"(,"tool_choice":"none")"), {})->tools_json, "");
 }
 
-// ---- JSON rules
-// ----------------------------------------------------------------------------------------------------
+// ---- JSON rules ----
 
 TEST(ParseRequest, BodiesThatAreNoObjects) {
     const std::string deep(10'000, '[');
@@ -425,8 +424,7 @@ TEST(ParseRequest, MessagesWithHostileTextAreEscapedAndShort) {
     EXPECT_LE(echo_input(std::string(10'000, '\n')).size(), limits::kErrorEchoBytesMax);
 }
 
-// ---- resolve
-// -------------------------------------------------------------------------------------------------------
+// ---- resolve ----
 
 wire::Sampling resolved(std::string_view fields, const ModelLimits& model = kModel,
                         size_t prompt_tokens = 10, uint32_t choice = 0) {

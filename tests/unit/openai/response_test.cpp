@@ -391,8 +391,7 @@ TEST(ResponseBuilder, ManyLogprobsAndLongTextsKeepFramesSmall) {
     EXPECT_EQ(long_text[0].content.size(), 100'000u);
 }
 
-// ---- properties
-// ----------------------------------------------------------------------------------------------------
+// ---- properties ----
 
 /// The text that all visible tokens give, cut at the stop string that ends first.
 std::string oracle_text(const ResponseOptions& options, const std::vector<wire::Token>& tokens,
@@ -541,8 +540,7 @@ TEST(ResponseBuilder, CompletionTokensJoinToTheTextAndOffsetsAgree) {
     }
 }
 
-// ---- reasoning
-// -----------------------------------------------------------------------------------------------------
+// ---- reasoning ----
 
 TEST(ReasoningSplitter, Rows) {
     struct Row {
@@ -596,8 +594,7 @@ TEST(ResponseBuilder, ReasoningGoesToItsOwnField) {
     EXPECT_EQ(json["usage"]["completion_tokens_details"]["reasoning_tokens"], 3);
 }
 
-// ---- small things
-// --------------------------------------------------------------------------------------------------
+// ---- small things ----
 
 TEST(ResponseId, Shapes) {
     EXPECT_EQ(response_id(true, "r"), "chatcmpl-r");

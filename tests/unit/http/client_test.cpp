@@ -1,0 +1,77 @@
+#include "baton/http/client.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "unit/http/server_fixture.hpp"
+
+namespace baton::http {
+namespace {
+
+using namespace test;  // NOLINT: the fixture is this test's vocabulary
+
+TEST(Client, RefusesOtherUrlsAndDeadServers) {
+    for (const char* url : {"https://a", "127.0.0.1:80", "http://", "http://a b", "http://[::1"}) {
+        EXPECT_FALSE(Client::create({.base_url = url}).has_value()) << url;
+    }
+    const auto answer = (*Client::create({.base_url = "http://127.0.0.1:1"}))->get("/");
+    ASSERT_FALSE(answer.has_value());
+    EXPECT_EQ(answer.error().code, ErrorCode::kUnavailable);
+}
+
+TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
+    ServerOptions options;
+    options.inference_keys = {"k"};
+    const auto server = start(
+        [](std::shared_ptr<Exchange> exchange) {
+            const std::string path = exchange->request().path;
+            if (path == "/p/error") return exchange->respond(400, "{\"detail\":\"no\"}");
+            if (path != "/p/stream" && path != "/p/broken") return exchange->respond(200, "{}");
+            exchange->begin_stream();
+            exchange->write(": ping\r\n\r\ndata: {\"a\":");
+            exchange->write("1}\r\n\r\ndata: two\n\n");
+            path == "/p/stream" ? exchange->end() : exchange->fail();
+        },
+        options);
+    const std::string url = "http://127.0.0.1:" + std::to_string(server->port()) + "/p/";
+    auto client = *Client::create({.base_url = url, .api_key = "k"});
+    EXPECT_EQ(client->get("/x")->status, 200);
+    EXPECT_EQ(client->del("/x")->body, "{}");
+    std::vector<std::string> seen;
+    const auto keep = [&](std::string_view data) {
+        seen.emplace_back(data);
+        return true;
+    };
+    EXPECT_EQ(client->stream("/stream", "{}", keep)->status, 200);
+    EXPECT_EQ(seen, (std::vector<std::string>{"{\"a\":1}", "two"}));
+    EXPECT_EQ(client->stream("/error", "{}", keep)->body, "{\"detail\":\"no\"}");
+    EXPECT_FALSE(client->stream("/broken", "{}", keep).has_value());
+    seen.clear();
+    EXPECT_EQ(client
+                  ->stream("/stream", "{}",
+                           [&](std::string_view data) {
+                               seen.emplace_back(data);
+                               return false;
+                           })
+                  ->status,
+              200);
+    EXPECT_EQ(seen.size(), 1u);
+    EXPECT_EQ(client->get("/x")->status, 200);
+    EXPECT_EQ((*Client::create({.base_url = url}))->get("/x")->status, 401);
+}
+
+TEST(Client, ReconnectsWhenTheServerClosedARestingConnection) {
+    ServerOptions options;
+    options.idle_timeout_ms = 1;
+    const auto server = start(echo(), options);
+    auto client =
+        *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
+    for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(client->get("/")->status, 200);
+        while (server->stats().connections != 0) std::this_thread::yield();
+    }
+}
+
+}  // namespace
+}  // namespace baton::http
