@@ -143,7 +143,7 @@ class EngineImpl final : public Engine {
     /// Verify mode: checksums of a prefilled sequence's blocks, for its Commit.
     [[nodiscard]] std::vector<uint64_t> checksums(const pd::StepItem& item) {
         std::vector<uint64_t> sums;
-        if (!options_.verify_handoff || !item.progress_slot) return sums;
+        if (!options_.verify_handoff || options_.core.role != Role::kPrefill) return sums;
         for (const BlockId b : item.blocks) sums.push_back(xavier::block_checksum(pool_.pool(), pool_.layout(), b));
         return sums;
     }
