@@ -1,6 +1,7 @@
-// Matrix tiles (AMX) for many rows: int8 products whose sums are the same integers that the vector kernels get and
-// are folded by the same operations, so the bits are the same; bf16 products and bf16 attention, which use tiles for
-// any number of rows, one row's numbers never meeting another's. Included after attend_body.inl.
+// Matrix tiles (AMX) for many rows: int8 products whose sums are the same integers that the vector
+// kernels get and are folded by the same operations, so the bits are the same; bf16 products and
+// bf16 attention, which use tiles for any number of rows, one row's numbers never meeting
+// another's. Included after attend_body.inl.
 
 constexpr bool kTiles = true;
 
@@ -17,10 +18,16 @@ struct alignas(64) TileConfig {
 };
 
 // The compiler's own intrinsics do not say that they read and write memory; these do.
-inline void tiles_on(const TileConfig& c) { __asm__ volatile("ldtilecfg %0" ::"m"(c) : "memory"); }
-inline void tiles_off() { __asm__ volatile("tilerelease" ::: "memory"); }
+inline void tiles_on(const TileConfig& c) {
+    __asm__ volatile("ldtilecfg %0" ::"m"(c) : "memory");
+}
+inline void tiles_off() {
+    __asm__ volatile("tilerelease" ::: "memory");
+}
 template <int T>
-inline void tile_zero() { __asm__ volatile("tilezero %%tmm%c0" ::"i"(T)); }
+inline void tile_zero() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
+}
 template <int T>
 inline void tile_load(const void* p, size_t stride) {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
@@ -39,10 +46,11 @@ inline void tile_dot_bf16() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// ---- int8 products -------------------------------------------------------------------------------------------------
+// ---- int8 products
+// -------------------------------------------------------------------------------------------------
 
-constexpr size_t kTileBlocks = 64;   // blocks of columns unpacked at a time: 32 KiB of bytes
-constexpr size_t kTilePanels = 16;   // panels of rows that use them meanwhile
+constexpr size_t kTileBlocks = 64;  // blocks of columns unpacked at a time: 32 KiB of bytes
+constexpr size_t kTilePanels = 16;  // panels of rows that use them meanwhile
 
 struct alignas(64) Unpacked {
     uint8_t q[kTileBlocks][8][64];
@@ -61,9 +69,12 @@ void unpack_blocks(const std::byte* p, size_t blocks, Unpacked& u) {
     }
 }
 
-/// A step is one block, in kI6 half a block: the dot products of 16 rows with 16 weights over columns of one scale.
+/// A step is one block, in kI6 half a block: the dot products of 16 rows with 16 weights over
+/// columns of one scale.
 template <Packed kind>
-constexpr size_t steps_of_block() { return IntFormat<kind>::kHalves ? 2 : 1; }
+constexpr size_t steps_of_block() {
+    return IntFormat<kind>::kHalves ? 2 : 1;
+}
 
 /// Tile T = the dot products of step i.
 template <Packed kind, int T>
@@ -77,7 +88,8 @@ inline void step_start(const Unpacked& u, const int8_t* q, size_t i) {
 
 /// What fold_block does after its dot products, for the 16 rows of step i.
 template <Packed kind>
-inline void step_fold(const Unpacked& u, const int32_t* dots, const float* meta, size_t i, VF* acc) {
+inline void step_fold(const Unpacked& u, const int32_t* dots, const float* meta, size_t i,
+                      VF* acc) {
     constexpr size_t kPer = steps_of_block<kind>();
     const float* s = meta + i / kPer * kPanelBlockMeta;
     if constexpr (kPer == 2) {
@@ -100,8 +112,9 @@ inline void step_fold(const Unpacked& u, const int32_t* dots, const float* meta,
     }
 }
 
-/// One panel of rows against `blocks` unpacked blocks; sums come from and go to `sums` [16][16] between calls. Three
-/// steps are under way at a time, so that nothing waits for a tile: one in the tile unit, one being stored, one folded.
+/// One panel of rows against `blocks` unpacked blocks; sums come from and go to `sums` [16][16]
+/// between calls. Three steps are under way at a time, so that nothing waits for a tile: one in the
+/// tile unit, one being stored, one folded.
 template <Packed kind>
 void tile_panel(const Unpacked& u, size_t blocks, const int8_t* q, const float* s, float* sums) {
     alignas(64) int32_t dots[2][256];
@@ -125,7 +138,8 @@ void tile_panel(const Unpacked& u, size_t blocks, const int8_t* q, const float* 
 }
 
 template <Packed kind>
-void tile_group(const PackedView& w, size_t g, const ActView& a, size_t m, size_t panels, const OutView& out) {
+void tile_group(const PackedView& w, size_t g, const ActView& a, size_t m, size_t panels,
+                const OutView& out) {
     alignas(64) Unpacked u;
     alignas(64) float sums[kTilePanels][256];
     __builtin_memset(sums, 0, panels * sizeof(sums[0]));
@@ -135,7 +149,8 @@ void tile_group(const PackedView& w, size_t g, const ActView& a, size_t m, size_
         unpack_blocks<kind>(w.data + g * w.group_bytes + b * IntFormat<kind>::kBlockBytes, n, u);
         for (size_t p = 0; p < panels; ++p) {
             const size_t at = (panel0 + p) * blocks + b;
-            tile_panel<kind>(u, n, a.q + at * kPanelBlockBytes, a.meta + at * kPanelBlockMeta, sums[p]);
+            tile_panel<kind>(u, n, a.q + at * kPanelBlockBytes, a.meta + at * kPanelBlockMeta,
+                             sums[p]);
         }
     }
     const size_t n0 = g * kGroupRows, n = least(kGroupRows, w.rows - n0);
@@ -145,8 +160,8 @@ void tile_group(const PackedView& w, size_t g, const ActView& a, size_t m, size_
 }
 
 template <Packed kind>
-void tile_int_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0, size_t m1,
-                   const OutView& out) {
+void tile_int_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0,
+                   size_t m1, const OutView& out) {
     size_t m = m0;
     if (m0 % kPanelRows == 0 && m1 - m0 >= kPanelRows) {
         TileConfig c;
@@ -165,7 +180,8 @@ void tile_int_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, 
     if (m < m1) int_gemm<kind>(w, g0, g1, a, m, m1, out);
 }
 
-// ---- bf16 products -------------------------------------------------------------------------------------------------
+// ---- bf16 products
+// -------------------------------------------------------------------------------------------------
 
 inline TileConfig bf16_config(size_t tail_cols) {
     TileConfig c;
@@ -182,12 +198,14 @@ inline void tile_out(const PackedView& w, size_t g, size_t m, size_t m1, const O
     alignas(64) float sums[256];
     tile_store<C>(sums, 64);
     const size_t n0 = g * kGroupRows, n = least(kGroupRows, w.rows - n0);
-    for (size_t i = 0; i < least(16, m1 - m); ++i) write_out(out, m + i, n0, n, vf_load(sums + 16 * i));
+    for (size_t i = 0; i < least(16, m1 - m); ++i)
+        write_out(out, m + i, n0, n, vf_load(sums + 16 * i));
 }
 
 /// 16 rows from `m` against groups g … g + G - 1 (G ≤ 4), each with a tile of sums of its own.
 template <int G>
-void tile_bf16_rows(const PackedView& w, size_t g, const ActView& a, size_t m, size_t m1, const OutView& out) {
+void tile_bf16_rows(const PackedView& w, size_t g, const ActView& a, size_t m, size_t m1,
+                    const OutView& out) {
     const size_t stride = a.cols * 2, whole = a.cols / 32;
     const uint16_t* x = a.bf16 + m * a.cols;
     const std::byte* p = w.data + g * w.group_bytes;
@@ -229,14 +247,16 @@ void tile_bf16_rows(const PackedView& w, size_t g, const ActView& a, size_t m, s
     }
 }
 
-void tile_bf16_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0, size_t m1,
-                    const OutView& out) {
+void tile_bf16_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0,
+                    size_t m1, const OutView& out) {
     tiles_on(bf16_config(a.cols % 32));
     for (size_t g = g0; g < g1;) {
         const bool wide = g + 4 <= g1;
         for (size_t m = m0; m < m1; m += 16) {
-            if (wide) tile_bf16_rows<4>(w, g, a, m, m1, out);
-            else tile_bf16_rows<1>(w, g, a, m, m1, out);
+            if (wide)
+                tile_bf16_rows<4>(w, g, a, m, m1, out);
+            else
+                tile_bf16_rows<1>(w, g, a, m, m1, out);
         }
         g += wide ? 4 : 1;
     }
@@ -246,35 +266,46 @@ void tile_bf16_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a,
 void tile_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0, size_t m1,
                const OutView& out) {
     switch (w.kind) {
-        case Packed::kI4: return tile_int_gemm<Packed::kI4>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI4M: return tile_int_gemm<Packed::kI4M>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI5: return tile_int_gemm<Packed::kI5>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI5M: return tile_int_gemm<Packed::kI5M>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI6: return tile_int_gemm<Packed::kI6>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI8: return tile_int_gemm<Packed::kI8>(w, g0, g1, a, m0, m1, out);
-        case Packed::kBF16: return tile_bf16_gemm(w, g0, g1, a, m0, m1, out);
-        default: return gemm(w, g0, g1, a, m0, m1, out);
+        case Packed::kI4:
+            return tile_int_gemm<Packed::kI4>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI4M:
+            return tile_int_gemm<Packed::kI4M>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI5:
+            return tile_int_gemm<Packed::kI5>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI5M:
+            return tile_int_gemm<Packed::kI5M>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI6:
+            return tile_int_gemm<Packed::kI6>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI8:
+            return tile_int_gemm<Packed::kI8>(w, g0, g1, a, m0, m1, out);
+        case Packed::kBF16:
+            return tile_bf16_gemm(w, g0, g1, a, m0, m1, out);
+        default:
+            return gemm(w, g0, g1, a, m0, m1, out);
     }
 }
 
-// ---- bf16 attention ------------------------------------------------------------------------------------------------
+// ---- bf16 attention
+// ------------------------------------------------------------------------------------------------
 
 constexpr size_t kHeadMax = 256;
 
-/// K of a unit as tiles [head_dim / 32][16 pairs][16 tokens][2], zeros where there is no coordinate or token; the page
-/// itself where it has that form.
+/// K of a unit as tiles [head_dim / 32][16 pairs][16 tokens][2], zeros where there is no coordinate
+/// or token; the page itself where it has that form.
 inline const std::byte* key_tiles(const AttnRows& a, const AttnTile& t, size_t u, std::byte* copy) {
     const size_t hd = a.head_dim, cap = t.capacity[u];
     if (cap == kUnitTokens && hd % 32 == 0) return t.k[u];
     for (size_t i = 0; i < a.acc_ld / 2; ++i) {
-        const __m512i x = _mm512_maskz_loadu_epi32(2 * i < hd ? mask_n(cap) : 0, t.k[u] + 4 * i * cap);
+        const __m512i x =
+            _mm512_maskz_loadu_epi32(2 * i < hd ? mask_n(cap) : 0, t.k[u] + 4 * i * cap);
         _mm512_store_si512(copy + 64 * i, x);
     }
     return copy;
 }
 
-/// V of a tile as tiles [token half][column chunk of 16][16 pairs of tokens][16 columns][2], columns in the order that
-/// unpacking gives (see attend_finish), zeros for tokens that do not exist.
+/// V of a tile as tiles [token half][column chunk of 16][16 pairs of tokens][16 columns][2],
+/// columns in the order that unpacking gives (see attend_finish), zeros for tokens that do not
+/// exist.
 inline void value_tiles(const AttnRows& a, const AttnTile& t, std::byte* out) {
     const size_t hd = a.head_dim, chunks = a.acc_ld / 16;
     for (size_t u = 0; u < (t.units + 1) / 2 * 2; ++u) {
@@ -286,7 +317,8 @@ inline void value_tiles(const AttnRows& a, const AttnTile& t, std::byte* out) {
                 const __mmask32 mask = static_cast<__mmask32>(n == 32 ? ~0u : (1u << n) - 1u);
                 const std::byte* v = u < t.units ? t.v[u] + 2 * (2 * i * hd + d) : nullptr;
                 const __m512i x = _mm512_maskz_loadu_epi16(2 * i < valid ? mask : 0, v);
-                const __m512i y = _mm512_maskz_loadu_epi16(2 * i + 1 < valid ? mask : 0, v + 2 * hd);
+                const __m512i y =
+                    _mm512_maskz_loadu_epi16(2 * i + 1 < valid ? mask : 0, v + 2 * hd);
                 std::byte* tile = base + (d / 16 * 16 + i) * 64;
                 _mm512_store_si512(tile, _mm512_unpacklo_epi16(x, y));
                 _mm512_store_si512(tile + 1024, _mm512_unpackhi_epi16(x, y));
@@ -317,7 +349,8 @@ void tile_scores(const AttnRows& a, const std::byte* const* k, size_t r0) {
     if constexpr (U > 3) tile_store<3>(p + 48, kStride);
 }
 
-/// acc of 16 rows, columns of the chunks c and c + 1, += P · V over `halves` halves of the tile's tokens.
+/// acc of 16 rows, columns of the chunks c and c + 1, += P · V over `halves` halves of the tile's
+/// tokens.
 inline void tile_values(const AttnRows& a, const std::byte* v, size_t r0, size_t c, size_t halves) {
     float* acc = a.acc + r0 * a.acc_ld + 16 * c;
     const size_t stride = a.acc_ld * sizeof(float), chunks = a.acc_ld / 16;
@@ -335,7 +368,8 @@ inline void tile_values(const AttnRows& a, const std::byte* v, size_t r0, size_t
     tile_store<1>(acc + 16, stride);
 }
 
-/// Softmax weights of a row as bf16 at the row's start, zeros up to an even number of units; scales its acc.
+/// Softmax weights of a row as bf16 at the row's start, zeros up to an even number of units; scales
+/// its acc.
 inline void tile_soften(const AttnRows& a, const AttnTile& t, size_t r) {
     const float keep = soften(a, t, r);
     pack_weights(a, t, r);
@@ -363,7 +397,8 @@ void tile_attend(const AttnRows& a, const AttnTile& t) {
         if (t.units == 2) tile_scores<2>(a, k, r);
         if (t.units == 1) tile_scores<1>(a, k, r);
         for (size_t i = r; i < least(a.rows, r + 16); ++i) tile_soften(a, t, i);
-        for (size_t c = 0; c < a.acc_ld / 16; c += 2) tile_values(a, values, r, c, (t.units + 1) / 2);
+        for (size_t c = 0; c < a.acc_ld / 16; c += 2)
+            tile_values(a, values, r, c, (t.units + 1) / 2);
     }
     tiles_off();
 }

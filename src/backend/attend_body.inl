@@ -1,5 +1,6 @@
-// Attention over tiles of tokens, written once over the 16-lane vectors. Included after kernels_body.inl. A row's
-// operations are in token order inside a tile and do not depend on the other rows of the call.
+// Attention over tiles of tokens, written once over the 16-lane vectors. Included after
+// kernels_body.inl. A row's operations are in token order inside a tile and do not depend on the
+// other rows of the call.
 
 constexpr size_t kScoreRows = 4;
 
@@ -8,9 +9,8 @@ template <bool kF32, size_t R, size_t U>
 void score_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t u0) {
     VF s[R][U];
     BATON_UNROLL
-    for (size_t r = 0; r < R; ++r)
-        BATON_UNROLL
-        for (size_t u = 0; u < U; ++u) s[r][u] = vf_zero();
+    for (size_t r = 0; r < R; ++r) BATON_UNROLL
+    for (size_t u = 0; u < U; ++u) s[r][u] = vf_zero();
     const size_t hd = a.head_dim;
     const float* q = a.q + r0 * hd;
     for (size_t d = 0; d < hd; d += 2) {
@@ -47,10 +47,9 @@ void score_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t u0) {
         }
     }
     BATON_UNROLL
-    for (size_t r = 0; r < R; ++r)
-        BATON_UNROLL
-        for (size_t u = 0; u < U; ++u)
-            vf_store(a.p + (r0 + r) * kTileTokens + (u0 + u) * kUnitTokens, s[r][u]);
+    for (size_t r = 0; r < R; ++r) BATON_UNROLL
+    for (size_t u = 0; u < U; ++u)
+        vf_store(a.p + (r0 + r) * kTileTokens + (u0 + u) * kUnitTokens, s[r][u]);
 }
 
 template <bool kF32, size_t R>
@@ -67,7 +66,8 @@ inline size_t seen(const AttnRows& a, const AttnTile& t, size_t r, size_t u) {
     return a.visible[r] > t.start[u] ? least(a.visible[r] - t.start[u], t.capacity[u]) : 0;
 }
 
-/// Scores of row r become weights e^(s - m); m and l advance. Returns the factor for what acc holds.
+/// Scores of row r become weights e^(s - m); m and l advance. Returns the factor for what acc
+/// holds.
 inline float soften(const AttnRows& a, const AttnTile& t, size_t r) {
     float* p = a.p + r * kTileTokens;
     const VF scale = vf_set1(a.scale), none = vf_set1(-__builtin_inff());
@@ -93,7 +93,8 @@ inline float soften(const AttnRows& a, const AttnTile& t, size_t r) {
 }
 
 #ifdef __AVX512BF16__
-/// Weights of row r as bf16 pairs, in place: 32 numbers of 16 bits a unit pair lie at the row's start.
+/// Weights of row r as bf16 pairs, in place: 32 numbers of 16 bits a unit pair lie at the row's
+/// start.
 inline void pack_weights(const AttnRows& a, const AttnTile& t, size_t r) {
     float* p = a.p + r * kTileTokens;
     for (size_t u = 0; u < t.units; ++u) {
@@ -102,19 +103,19 @@ inline void pack_weights(const AttnRows& a, const AttnTile& t, size_t r) {
     }
 }
 
-/// acc[r][d0 … d0 + 32·C) += Σ p·V by pairs of tokens. A column chunk of 32 is held as the two halves that unpacking
-/// two rows of V gives; attend_finish puts them in order.
+/// acc[r][d0 … d0 + 32·C) += Σ p·V by pairs of tokens. A column chunk of 32 is held as the two
+/// halves that unpacking two rows of V gives; attend_finish puts them in order.
 template <size_t R, size_t C>
 void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, const float* keep) {
     VF acc[R][2 * C];
     BATON_UNROLL
-    for (size_t r = 0; r < R; ++r)
-        BATON_UNROLL
-        for (size_t c = 0; c < 2 * C; ++c)
-            acc[r][c] = vf_mul(vf_load(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c), vf_set1(keep[r]));
+    for (size_t r = 0; r < R; ++r) BATON_UNROLL
+    for (size_t c = 0; c < 2 * C; ++c)
+        acc[r][c] = vf_mul(vf_load(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c), vf_set1(keep[r]));
     const size_t hd = a.head_dim;
     const size_t width = least(32 * C, hd - d0);
-    const __mmask32 last = static_cast<__mmask32>(width % 32 == 0 ? ~0u : (1u << (width % 32)) - 1u);
+    const __mmask32 last =
+        static_cast<__mmask32>(width % 32 == 0 ? ~0u : (1u << (width % 32)) - 1u);
     for (size_t u = 0; u < t.units; ++u) {
         for (size_t i = 0; i < t.valid[u]; i += 2) {
             const std::byte* v = t.v[u] + 2 * (i * hd + d0);
@@ -131,7 +132,10 @@ void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, cons
             BATON_UNROLL
             for (size_t r = 0; r < R; ++r) {
                 uint32_t pair;
-                __builtin_memcpy(&pair, reinterpret_cast<const uint16_t*>(a.p + (r0 + r) * kTileTokens) + u * kUnitTokens + i, 4);
+                __builtin_memcpy(&pair,
+                                 reinterpret_cast<const uint16_t*>(a.p + (r0 + r) * kTileTokens) +
+                                     u * kUnitTokens + i,
+                                 4);
                 BATON_UNROLL
                 for (size_t c = 0; c < C; ++c) {
                     acc[r][2 * c] = vf_dot_bf16(acc[r][2 * c], low[c], pair);
@@ -141,9 +145,9 @@ void value_rows(const AttnRows& a, const AttnTile& t, size_t r0, size_t d0, cons
         }
     }
     BATON_UNROLL
-    for (size_t r = 0; r < R; ++r)
-        BATON_UNROLL
-        for (size_t c = 0; c < 2 * C; ++c) vf_store(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c, acc[r][c]);
+    for (size_t r = 0; r < R; ++r) BATON_UNROLL
+    for (size_t c = 0; c < 2 * C; ++c)
+        vf_store(a.acc + (r0 + r) * a.acc_ld + d0 + 16 * c, acc[r][c]);
 }
 
 template <size_t R>
@@ -165,11 +169,14 @@ void value_column(const AttnRows& a, const AttnTile& t, size_t r0, size_t d, con
     for (size_t u = 0; u < t.units; ++u) {
         for (size_t i = 0; i < t.valid[u]; ++i) {
             VF v;
-            if constexpr (kF32) v = vf_load_n(reinterpret_cast<const float*>(t.v[u]) + i * hd + d, n);
-            else v = vf_from_bf16_n(t.v[u] + 2 * (i * hd + d), n);
+            if constexpr (kF32)
+                v = vf_load_n(reinterpret_cast<const float*>(t.v[u]) + i * hd + d, n);
+            else
+                v = vf_from_bf16_n(t.v[u] + 2 * (i * hd + d), n);
             BATON_UNROLL
             for (size_t r = 0; r < R; ++r)
-                acc[r] = vf_fma(v, vf_set1(a.p[(r0 + r) * kTileTokens + u * kUnitTokens + i]), acc[r]);
+                acc[r] =
+                    vf_fma(v, vf_set1(a.p[(r0 + r) * kTileTokens + u * kUnitTokens + i]), acc[r]);
         }
     }
     BATON_UNROLL
@@ -221,14 +228,16 @@ void attend_merge(float* m, float* l, float* acc, const float* from_m, const flo
 /// Pair order: of 32 columns, those with bit 2 clear lie in the first half.
 void attend_finish_pairs(const float* acc, float l, float* out, size_t head_dim) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    const __m512i high =
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     const VF lv = vf_set1(l), zero = vf_zero();
     for (size_t d = 0; d < head_dim; d += 32) {
         const VF x = vf_add(vf_div(vf_load(acc + d), lv), zero);
         const VF y = vf_add(vf_div(vf_load(acc + d + 16), lv), zero);
         vf_store_n(out + d, _mm512_permutex2var_ps(x, low, y), least(16, head_dim - d));
         if (head_dim - d > 16)
-            vf_store_n(out + d + 16, _mm512_permutex2var_ps(x, high, y), least(16, head_dim - d - 16));
+            vf_store_n(out + d + 16, _mm512_permutex2var_ps(x, high, y),
+                       least(16, head_dim - d - 16));
     }
 }
 #endif

@@ -13,12 +13,15 @@ constexpr uint32_t kSegmentUnits = 16;
 constexpr uint32_t kTaskRows = 48;
 constexpr size_t kPartialBytes = size_t{16} << 20;
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
 
 }  // namespace
 
-Expected<AttentionRunner> AttentionRunner::make(const ModelShape& shape, const KvPages& pages, const Kernels& kernels,
-                                                uint32_t threads, uint32_t slices_max) {
+Expected<AttentionRunner> AttentionRunner::make(const ModelShape& shape, const KvPages& pages,
+                                                const Kernels& kernels, uint32_t threads,
+                                                uint32_t slices_max) {
     AttentionRunner r(shape, pages, kernels);
     r.group_ = shape.heads / shape.kv_heads;
     r.queries_ = std::max(1u, kTaskRows / r.group_);
@@ -26,9 +29,12 @@ Expected<AttentionRunner> AttentionRunner::make(const ModelShape& shape, const K
     r.partial_floats_ = r.group_ * (r.acc_ld_ + 2);
     r.partials_max_ = static_cast<uint32_t>(kPartialBytes / (r.partial_floats_ * sizeof(float)));
     // q, q16 (half a float each), p, visible, twice (m, l, acc)
-    r.scratch_rows_ = round_up(size_t{r.group_} * r.queries_, 16) + 16;  // kernels take 16 rows from any row on
-    r.scratch_floats_ = round_up(r.scratch_rows_ * (shape.head_dim + r.acc_ld_ / 2 + kTileTokens + 5 + 2 * r.acc_ld_), 64);
-    BATON_TRY_ASSIGN(r.scratch_, Buffer::make(r.scratch_floats_ * threads * sizeof(float), "attention scratch"));
+    r.scratch_rows_ =
+        round_up(size_t{r.group_} * r.queries_, 16) + 16;  // kernels take 16 rows from any row on
+    r.scratch_floats_ = round_up(
+        r.scratch_rows_ * (shape.head_dim + r.acc_ld_ / 2 + kTileTokens + 5 + 2 * r.acc_ld_), 64);
+    BATON_TRY_ASSIGN(
+        r.scratch_, Buffer::make(r.scratch_floats_ * threads * sizeof(float), "attention scratch"));
     BATON_TRY_ASSIGN(r.partials_, Buffer::make(kPartialBytes, "attention partials"));
     const size_t counters = size_t{slices_max} * shape.kv_heads;
     r.finished_ = std::make_unique<std::atomic<uint32_t>[]>(counters);
@@ -105,8 +111,8 @@ AttnTile AttentionRunner::tile(const Slice& slice, uint32_t layer, uint32_t head
 }
 
 /// Takes the rows of a task through one segment. Rows before the segment are left alone.
-void AttentionRunner::segment(const Task& task, const Scratch& s, uint32_t layer, uint32_t seg, int into,
-                              AttnRows all) const {
+void AttentionRunner::segment(const Task& task, const Scratch& s, uint32_t layer, uint32_t seg,
+                              int into, AttnRows all) const {
     const Slice& slice = slices_[task.slice];
     const uint32_t unit0 = seg * kSegmentUnits;
     const uint32_t queries = task.q1 - task.q0;
@@ -119,11 +125,13 @@ void AttentionRunner::segment(const Task& task, const Scratch& s, uint32_t layer
     for (uint32_t u = unit0; u < unit0 + kSegmentUnits; u += kTileUnits) {
         const uint32_t tile_start = pages_.unit_start(u);
         if (tile_start > first_position + queries - 1) break;
-        const uint32_t q0 = std::max(first, tile_start > first_position ? tile_start - first_position : 0);
+        const uint32_t q0 =
+            std::max(first, tile_start > first_position ? tile_start - first_position : 0);
         const AttnTile t = tile(slice, layer, task.kv_head, u, first_position + queries - 1);
         const uint32_t tokens = t.start[t.units - 1] + t.valid[t.units - 1];
         for (uint32_t q = q0; q < queries; ++q)
-            std::fill_n(s.visible + q * group_, group_, std::min(tokens, first_position + q - tile_start + 1));
+            std::fill_n(s.visible + q * group_, group_,
+                        std::min(tokens, first_position + q - tile_start + 1));
         AttnRows rows = all;
         const size_t r0 = size_t{q0} * group_;
         rows.rows = (queries - q0) * group_;
@@ -138,7 +146,8 @@ void AttentionRunner::segment(const Task& task, const Scratch& s, uint32_t layer
     }
 }
 
-void AttentionRunner::execute(const Task& task, uint32_t thread, uint32_t layer, const float* q, float* out) {
+void AttentionRunner::execute(const Task& task, uint32_t thread, uint32_t layer, const float* q,
+                              float* out) {
     const Scratch s = scratch(thread);
     const size_t hd = shape_.head_dim, width = size_t{shape_.heads} * hd, piece = group_ * hd;
     const size_t row0 = first_row_[task.slice] + task.q0, head0 = size_t{task.kv_head} * piece;
@@ -168,13 +177,14 @@ void AttentionRunner::execute(const Task& task, uint32_t thread, uint32_t layer,
         const uint32_t position = slices_[task.slice].position + task.q0;
         const uint32_t first = start > position ? start - position : 0;
         for (uint32_t r = first * group_; r < rows; ++r)
-            kernels_->attend_merge(s.m[0] + r, s.l[0] + r, s.acc[0] + r * acc_ld_, s.m[1] + r, s.l[1] + r,
-                                   s.acc[1] + r * acc_ld_, acc_ld_);
+            kernels_->attend_merge(s.m[0] + r, s.l[0] + r, s.acc[0] + r * acc_ld_, s.m[1] + r,
+                                   s.l[1] + r, s.acc[1] + r * acc_ld_, acc_ld_);
     }
     if (task.partial == kWhole) {
         for (uint32_t r = 0; r < rows; ++r)
             kernels_->attend_finish(s.acc[0] + r * acc_ld_, s.l[0][r],
-                                    out + (row0 + r / group_) * width + head0 + r % group_ * hd, hd, pages_.f32());
+                                    out + (row0 + r / group_) * width + head0 + r % group_ * hd, hd,
+                                    pages_.f32());
         return;
     }
     float* mine = partial(task.partial);
@@ -194,12 +204,13 @@ void AttentionRunner::merge_partials(const Task& task, float* out) const {
     for (uint32_t i = 1; i < task.siblings; ++i) {
         const float* next = partial(first + i);
         for (uint32_t r = 0; r < group_; ++r)
-            kernels_->attend_merge(total + r, total + group_ + r, acc + r * acc_ld_, next + r, next + group_ + r,
-                                   next + 2 * size_t{group_} + r * acc_ld_, acc_ld_);
+            kernels_->attend_merge(total + r, total + group_ + r, acc + r * acc_ld_, next + r,
+                                   next + group_ + r, next + 2 * size_t{group_} + r * acc_ld_,
+                                   acc_ld_);
     }
     for (uint32_t r = 0; r < group_; ++r)
-        kernels_->attend_finish(acc + r * acc_ld_, total[group_ + r], out + size_t{r} * shape_.head_dim,
-                                shape_.head_dim, pages_.f32());
+        kernels_->attend_finish(acc + r * acc_ld_, total[group_ + r],
+                                out + size_t{r} * shape_.head_dim, shape_.head_dim, pages_.f32());
 }
 
 }  // namespace baton::backend

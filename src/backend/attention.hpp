@@ -14,18 +14,20 @@
 
 namespace baton::backend {
 
-/// Attention of a batch over paged KV. A sequence's tokens are cut at fixed positions into segments of 16 units, these
-/// into tiles of 4. A query row goes through a segment tile by tile with a running softmax, and the segments' results
-/// are merged in order. So its result depends on its own position alone; a task may take one segment or all.
+/// Attention of a batch over paged KV. A sequence's tokens are cut at fixed positions into segments
+/// of 16 units, these into tiles of 4. A query row goes through a segment tile by tile with a
+/// running softmax, and the segments' results are merged in order. So its result depends on its own
+/// position alone; a task may take one segment or all.
 class AttentionRunner {
   public:
-    [[nodiscard]] static Expected<AttentionRunner> make(const ModelShape& shape, const KvPages& pages,
+    [[nodiscard]] static Expected<AttentionRunner> make(const ModelShape& shape,
+                                                        const KvPages& pages,
                                                         const Kernels& kernels, uint32_t threads,
                                                         uint32_t slices_max);
     /// Cuts `batch` into tasks; they serve every layer. The batch has been checked.
     void prepare(const Batch& batch);
-    /// out[t] = attention of q[t] over the pages of `layer`; both [tokens, heads, head_dim]. `meanwhile` runs on the
-    /// caller once the workers have started.
+    /// out[t] = attention of q[t] over the pages of `layer`; both [tokens, heads, head_dim].
+    /// `meanwhile` runs on the caller once the workers have started.
     template <class Meanwhile>
     void run(ThreadPool& pool, uint32_t layer, const float* q, float* out, Meanwhile&& meanwhile) {
         const size_t per_chunk = tasks_.size() / kChunksMax + 1;
@@ -33,7 +35,8 @@ class AttentionRunner {
             static_cast<uint32_t>((tasks_.size() + per_chunk - 1) / per_chunk),
             [&](uint32_t chunk, uint32_t thread) {
                 const size_t end = std::min(tasks_.size(), (chunk + 1) * per_chunk);
-                for (size_t i = chunk * per_chunk; i < end; ++i) execute(tasks_[i], thread, layer, q, out);
+                for (size_t i = chunk * per_chunk; i < end; ++i)
+                    execute(tasks_[i], thread, layer, q, out);
             },
             meanwhile);
     }
@@ -45,7 +48,8 @@ class AttentionRunner {
         uint32_t kv_head;
         uint32_t q0, q1;
         uint32_t s0, s1;
-        uint32_t partial;   ///< index of the result among the partials, kWhole: the task covers all segments
+        uint32_t partial;   ///< index of the result among the partials, kWhole: the task covers all
+                            ///< segments
         uint32_t siblings;  ///< tasks that share this row's segments; the one that ends last merges
         uint32_t counter;
     };
@@ -64,18 +68,21 @@ class AttentionRunner {
     AttentionRunner(const ModelShape& shape, const KvPages& pages, const Kernels& kernels)
         : shape_(shape), pages_(pages), kernels_(&kernels) {}
     void execute(const Task& task, uint32_t thread, uint32_t layer, const float* q, float* out);
-    void segment(const Task& task, const Scratch& s, uint32_t layer, uint32_t seg, int into, AttnRows rows) const;
+    void segment(const Task& task, const Scratch& s, uint32_t layer, uint32_t seg, int into,
+                 AttnRows rows) const;
     void merge_partials(const Task& task, float* out) const;
     [[nodiscard]] AttnTile tile(const Slice& slice, uint32_t layer, uint32_t head, uint32_t unit0,
                                 uint32_t last_position) const;
     [[nodiscard]] Scratch scratch(uint32_t thread) const;
-    [[nodiscard]] float* partial(uint32_t index) const { return partials_.as<float>() + index * partial_floats_; }
+    [[nodiscard]] float* partial(uint32_t index) const {
+        return partials_.as<float>() + index * partial_floats_;
+    }
 
     ModelShape shape_;
     KvPages pages_;
     const Kernels* kernels_;
-    uint32_t group_ = 0;       ///< query heads a kv head
-    uint32_t queries_ = 0;     ///< query tokens a task takes at most
+    uint32_t group_ = 0;    ///< query heads a kv head
+    uint32_t queries_ = 0;  ///< query tokens a task takes at most
     size_t acc_ld_ = 0;
     size_t partial_floats_ = 0;
     uint32_t partials_max_ = 0;

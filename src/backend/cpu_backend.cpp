@@ -7,13 +7,15 @@ namespace baton::backend {
 
 namespace {
 
-constexpr uint32_t kInlineRows = 4;        // fewer rows than this are not worth waking a thread for
+constexpr uint32_t kInlineRows = 4;  // fewer rows than this are not worth waking a thread for
 constexpr size_t kChunkRows = 256;
 constexpr size_t kChunkBytes = 24 * 1024;  // weights a thread claims at once when decoding
 constexpr size_t kChunkMacs = size_t{1} << 22;
 static_assert(CpuBackend::kPieceFloats >= 2 * kGroupRows * kChunkRows);
 
-size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t ceil_div(size_t a, size_t b) {
+    return (a + b - 1) / b;
+}
 
 }  // namespace
 
@@ -51,16 +53,18 @@ void CpuBackend::start(const Batch& batch) {
     attention_->prepare(batch);
     const std::function<void(uint32_t)> none;
     Progress quiet{none};
-    each_row(static_cast<uint32_t>(rows_.size()), quiet, [&](uint32_t row) { embed(batch.tokens[row], row); });
+    each_row(static_cast<uint32_t>(rows_.size()), quiet,
+             [&](uint32_t row) { embed(batch.tokens[row], row); });
 }
 
 void CpuBackend::embed(TokenId token, uint32_t row) {
-    tensor::dequantize_row(embedding_.dtype, embedding_.row(static_cast<size_t>(token)), slot(Slot::kHidden, row),
-                           program_.shape.hidden);
+    tensor::dequantize_row(embedding_.dtype, embedding_.row(static_cast<size_t>(token)),
+                           slot(Slot::kHidden, row), program_.shape.hidden);
     const size_t half = program_.shape.head_dim / 2;
     const auto position = static_cast<float>(rows_[row].position);
     for (size_t i = 0; i < half; ++i) {
-        // The angle is an f32 product as in the models' reference code; its sine and cosine are then exact to f32.
+        // The angle is an f32 product as in the models' reference code; its sine and cosine are
+        // then exact to f32.
         const auto angle = static_cast<double>(position * rope_.inv_freq[i]);
         act_.cos[row * half + i] = static_cast<float>(std::cos(angle)) * rope_.scale;
         act_.sin[row * half + i] = static_cast<float>(std::sin(angle)) * rope_.scale;
@@ -89,12 +93,14 @@ void CpuBackend::each_row(uint32_t rows, Progress& progress, const Fn& fn) {
     pool_.run(
         static_cast<uint32_t>(ceil_div(rows, per_chunk)),
         [&](uint32_t chunk, uint32_t) {
-            for (uint32_t r = chunk * per_chunk; r < std::min(rows, (chunk + 1) * per_chunk); ++r) fn(r);
+            for (uint32_t r = chunk * per_chunk; r < std::min(rows, (chunk + 1) * per_chunk); ++r)
+                fn(r);
         },
         progress);
 }
 
-/// From here on the KV of `layer` may be complete: says so once the next stage has been handed to the threads.
+/// From here on the KV of `layer` may be complete: says so once the next stage has been handed to
+/// the threads.
 void CpuBackend::run_rows(uint32_t layer, const std::vector<RowOp>& ops, Progress& progress) {
     each_row(static_cast<uint32_t>(rows_.size()), progress, [&](uint32_t row) {
         for (const RowOp& op : ops) row_op(op, layer, row);
@@ -116,10 +122,13 @@ void CpuBackend::row_op(const RowOp& op, uint32_t layer, uint32_t row) {
         const float* sin = act_.sin + row * half;
         float* q = slot(Slot::kQ, row);
         float* k = slot(Slot::kK, row);
-        for (uint32_t h = 0; h < s.heads; ++h) kernels_.rope(q + size_t{h} * s.head_dim, cos, sin, half);
-        for (uint32_t h = 0; h < s.kv_heads; ++h) kernels_.rope(k + size_t{h} * s.head_dim, cos, sin, half);
+        for (uint32_t h = 0; h < s.heads; ++h)
+            kernels_.rope(q + size_t{h} * s.head_dim, cos, sin, half);
+        for (uint32_t h = 0; h < s.kv_heads; ++h)
+            kernels_.rope(k + size_t{h} * s.head_dim, cos, sin, half);
     } else if (std::holds_alternative<AppendOp>(op)) {
-        pages_.append(layer, rows_[row].block, rows_[row].position, slot(Slot::kK, row), slot(Slot::kV, row));
+        pages_.append(layer, rows_[row].block, rows_[row].position, slot(Slot::kK, row),
+                      slot(Slot::kV, row));
     } else {
         kernels_.swiglu(slot(Slot::kGate, row), slot(Slot::kUp, row), slot(Slot::kAct, row), s.ffn);
     }
@@ -139,7 +148,8 @@ void CpuBackend::prepare_row(ActKind kind, const float* in, size_t width, uint32
 }
 
 /// Columns [col, col + n) of one row of a buffer that is `width` wide, all multiples of a block.
-void CpuBackend::quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col, int side) {
+void CpuBackend::quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col,
+                          int side) {
     const size_t lane = row % kPanelRows;
     const size_t at = row / kPanelRows * (width / kBlockCols) + col / kBlockCols;
     kernels_.quantize_row(in, n, act_.q[side] + at * kPanelBlockBytes + lane * kBlockCols,
@@ -162,17 +172,19 @@ void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progres
     }
     bool appends = false;
     for (const RowOp& op : stage.before) appends = appends || std::holds_alternative<AppendOp>(op);
-    if (!stage.in_ready) each_row(rows, progress, [&](uint32_t row) {
-        for (const RowOp& op : stage.before) row_op(op, layer, row);
-        for (size_t k = 0; k < 2; ++k)
-            if (wants[k]) prepare_row(static_cast<ActKind>(k), slot(stage.in, row), width, row);
-    });
+    if (!stage.in_ready)
+        each_row(rows, progress, [&](uint32_t row) {
+            for (const RowOp& op : stage.before) row_op(op, layer, row);
+            for (size_t k = 0; k < 2; ++k)
+                if (wants[k]) prepare_row(static_cast<ActKind>(k), slot(stage.in, row), width, row);
+        });
     if (appends) progress.layer = layer, progress.pending = true;
     if (stage.swiglu) groups /= 2;
     const size_t chunk_rows = std::min<size_t>(rows, kChunkRows);
     const size_t fill = ceil_div(groups, size_t{pool_.threads()} * 2);
     size_t per_chunk = std::clamp<size_t>(
-        rows > 1 ? kChunkMacs / (chunk_rows * width * kGroupRows) : kChunkBytes / (bytes / groups), 1, fill);
+        rows > 1 ? kChunkMacs / (chunk_rows * width * kGroupRows) : kChunkBytes / (bytes / groups),
+        1, fill);
     if (stage.swiglu) {
         // Whole blocks of 32 columns, and what fits a thread's pieces.
         per_chunk = std::min(per_chunk, kPieceFloats / (chunk_rows * kGroupRows));
@@ -183,31 +195,39 @@ void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progres
         static_cast<uint32_t>(n_chunks * m_chunks),
         [&](uint32_t chunk, uint32_t thread) {
             const size_t n = chunk / m_chunks * per_chunk, end = std::min(groups, n + per_chunk);
-            const size_t m = chunk % m_chunks * kChunkRows, m_end = std::min<size_t>(rows, m + kChunkRows);
-            if (stage.swiglu) gate_up_chunk(stage, n, end, m, m_end, thread);
-            else products_chunk(stage, n, end, m, m_end);
+            const size_t m = chunk % m_chunks * kChunkRows,
+                         m_end = std::min<size_t>(rows, m + kChunkRows);
+            if (stage.swiglu)
+                gate_up_chunk(stage, n, end, m, m_end, thread);
+            else
+                products_chunk(stage, n, end, m, m_end);
         },
         progress);
 }
 
 /// Groups [first, last), counted through all products of the stage, for rows [m0, m1).
-void CpuBackend::products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1) {
-    const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in), stage.in_ready ? 1 : 0);
+void CpuBackend::products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0,
+                                size_t m1) {
+    const ActView a =
+        act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in), stage.in_ready ? 1 : 0);
     size_t base = 0;
     for (const Product& p : stage.products) {
         const size_t g0 = std::max(first, base), g1 = std::min(last, base + p.weight.groups);
         if (g0 < g1) {
-            const OutView out{slot(p.out, 0), p.weight.rows, p.bias.empty() ? nullptr : p.bias.data(), p.add};
+            const OutView out{slot(p.out, 0), p.weight.rows,
+                              p.bias.empty() ? nullptr : p.bias.data(), p.add};
             kernels_.gemm(p.weight.view(), g0 - base, g1 - base, a, m0, m1, out);
         }
         base += p.weight.groups;
     }
 }
 
-/// kAct for rows [m0, m1) and the columns of groups [first, last); gate and up stay in the thread's pieces.
-void CpuBackend::gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1,
-                               uint32_t thread) {
-    const size_t ffn = program_.shape.ffn, n0 = first * kGroupRows, ld = (last - first) * kGroupRows;
+/// kAct for rows [m0, m1) and the columns of groups [first, last); gate and up stay in the thread's
+/// pieces.
+void CpuBackend::gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0,
+                               size_t m1, uint32_t thread) {
+    const size_t ffn = program_.shape.ffn, n0 = first * kGroupRows,
+                 ld = (last - first) * kGroupRows;
     const ActView a = act_view(slot(stage.in, 0), slot_width(program_.shape, stage.in));
     float* piece[2];
     for (size_t i = 0; i < 2; ++i) {
@@ -242,10 +262,12 @@ void CpuBackend::head(const Batch& batch, std::span<float> logits) {
     if (rows == 0) return;
     const ActView a = act_view(slot(Slot::kNorm, 0), width);
     const OutView out{logits.data(), program_.shape.vocab, nullptr, false};
-    const size_t per_chunk = std::clamp<size_t>(rows > 1 ? kChunkMacs / (rows * width * kGroupRows)
-                                                         : 2 * kChunkBytes / w.group_bytes, 1, w.groups);
+    const size_t per_chunk = std::clamp<size_t>(
+        rows > 1 ? kChunkMacs / (rows * width * kGroupRows) : 2 * kChunkBytes / w.group_bytes, 1,
+        w.groups);
     pool_.run(static_cast<uint32_t>(ceil_div(w.groups, per_chunk)), [&](uint32_t chunk, uint32_t) {
-        kernels_.gemm(w, chunk * per_chunk, std::min(w.groups, (chunk + 1) * per_chunk), a, 0, rows, out);
+        kernels_.gemm(w, chunk * per_chunk, std::min(w.groups, (chunk + 1) * per_chunk), a, 0, rows,
+                      out);
     });
 }
 

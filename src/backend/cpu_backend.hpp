@@ -15,14 +15,17 @@
 
 namespace baton::backend {
 
-/// The kernels `isa` names ("" is the best this CPU has); kInvalidArgument if unknown or not available here.
+/// The kernels `isa` names ("" is the best this CPU has); kInvalidArgument if unknown or not
+/// available here.
 [[nodiscard]] Expected<const Kernels*> choose_kernels(const std::string& isa);
 
-/// Backend on this host's cores. See backend.hpp for the contract and docs/ENGINE.md for how each stage keeps it.
+/// Backend on this host's cores. See backend.hpp for the contract and docs/ENGINE.md for how each
+/// stage keeps it.
 class CpuBackend final : public Backend {
   public:
     static constexpr size_t kPieceFloats = 16384;
-    [[nodiscard]] static Expected<std::unique_ptr<CpuBackend>> make(const Plan& plan, const CpuOptions& options,
+    [[nodiscard]] static Expected<std::unique_ptr<CpuBackend>> make(const Plan& plan,
+                                                                    const CpuOptions& options,
                                                                     std::span<std::byte> pool);
     [[nodiscard]] const ModelShape& shape() const override { return program_.shape; }
     [[nodiscard]] const kv::PoolLayout& kv_layout() const override { return pages_.layout(); }
@@ -48,10 +51,12 @@ class CpuBackend final : public Backend {
     /// Calls layer_done as soon as a stage has let go of the engine thread.
     struct Progress;
 
-    CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages, uint32_t threads);
+    CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages,
+               uint32_t threads);
     [[nodiscard]] Expected<void> allot();
     [[nodiscard]] Expected<void> check(const Batch& batch, std::span<float> logits);
-    [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index, uint64_t rows_before) const;
+    [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index,
+                                             uint64_t rows_before) const;
     [[nodiscard]] Expected<void> check_writers(const Batch& batch);
     void start(const Batch& batch);
     void embed(TokenId token, uint32_t row);
@@ -61,12 +66,14 @@ class CpuBackend final : public Backend {
     void norm(const NormOp& op, uint32_t row_in, uint32_t row_out);
     void run_products(uint32_t layer, const ProductStage& stage, Progress& progress);
     void products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1);
-    void gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1, uint32_t thread);
+    void gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1,
+                       uint32_t thread);
     void head(const Batch& batch, std::span<float> logits);
     void prepare_row(ActKind kind, const float* in, size_t width, uint32_t row);
     void quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col, int side);
     [[nodiscard]] ActView act_view(const float* in, size_t width, int side = 0) const;
-    /// Calls fn(row) for rows [0, rows): on the caller when there are few, else spread over the threads.
+    /// Calls fn(row) for rows [0, rows): on the caller when there are few, else spread over the
+    /// threads.
     template <class Fn>
     void each_row(uint32_t rows, Progress& progress, const Fn& fn);
     [[nodiscard]] float* slot(Slot s, uint32_t row) const {

@@ -1,4 +1,5 @@
-// What happens once: choice of kernels, memory, lowering. And the check of each batch before anything is touched.
+// What happens once: choice of kernels, memory, lowering. And the check of each batch before
+// anything is touched.
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,14 +27,17 @@ tl::unexpected<Error> invalid(std::string message, std::string param = {}) {
 
 #if defined(__x86_64__)
 bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
 }
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
-bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512bf16() {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
 #endif
 
 uint32_t usable_cores() {
@@ -44,14 +48,18 @@ uint32_t usable_cores() {
 }
 
 Expected<void> check_options(const CpuOptions& o) {
-    if (o.threads > kThreadsMax) return invalid("threads is beyond " + std::to_string(kThreadsMax), "threads");
+    if (o.threads > kThreadsMax)
+        return invalid("threads is beyond " + std::to_string(kThreadsMax), "threads");
     if (o.block_tokens == 0 || o.block_tokens > kBlockTokensMax)
-        return invalid("block_tokens must be within 1.." + std::to_string(kBlockTokensMax), "block_tokens");
+        return invalid("block_tokens must be within 1.." + std::to_string(kBlockTokensMax),
+                       "block_tokens");
     if (o.blocks == 0) return invalid("the KV pool has no blocks", "blocks");
     if (o.max_batch_tokens == 0 || o.max_batch_tokens > kBatchTokensMax)
-        return invalid("max_batch_tokens must be within 1.." + std::to_string(kBatchTokensMax), "max_batch_tokens");
+        return invalid("max_batch_tokens must be within 1.." + std::to_string(kBatchTokensMax),
+                       "max_batch_tokens");
     if (o.max_batch_slices == 0 || o.max_batch_slices > kBatchTokensMax)
-        return invalid("max_batch_slices must be within 1.." + std::to_string(kBatchTokensMax), "max_batch_slices");
+        return invalid("max_batch_slices must be within 1.." + std::to_string(kBatchTokensMax),
+                       "max_batch_slices");
     return {};
 }
 
@@ -60,7 +68,8 @@ Expected<void> check_options(const CpuOptions& o) {
 bool allow_amx() {
 #if defined(__x86_64__)
     constexpr unsigned kBits = bit_AMX_BF16 | bit_AMX_TILE | bit_AMX_INT8;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    constexpr long kRequestPermission = 0x1023,
+                   kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBits) != kBits) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -119,21 +128,26 @@ Expected<std::unique_ptr<Backend>> make_cpu_backend(const Plan& plan, const CpuO
         BATON_TRY_ASSIGN(auto backend, CpuBackend::make(plan, options, pool));
         return std::unique_ptr<Backend>(std::move(backend));
     } catch (const std::exception& e) {  // no more threads or memory
-        return fail(ErrorCode::kOverloaded, std::string("cannot start the cpu backend: ") + e.what());
+        return fail(ErrorCode::kOverloaded,
+                    std::string("cannot start the cpu backend: ") + e.what());
     }
 }
 
-CpuBackend::CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages, uint32_t threads)
+CpuBackend::CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages,
+                       uint32_t threads)
     : options_(options), kernels_(kernels), pages_(pages), pool_(threads) {}
 
 Expected<std::unique_ptr<CpuBackend>> CpuBackend::make(const Plan& plan, const CpuOptions& options,
                                                        std::span<std::byte> pool) {
     BATON_TRY_ASSIGN(const kv::PoolLayout layout, cpu_kv_layout(plan.shape, options));
     if (pool.size() != layout.pool_bytes() || reinterpret_cast<uintptr_t>(pool.data()) % 64 != 0)
-        return invalid("the KV pool is not " + std::to_string(layout.pool_bytes()) + " bytes at a multiple of 64");
+        return invalid("the KV pool is not " + std::to_string(layout.pool_bytes()) +
+                       " bytes at a multiple of 64");
     BATON_TRY_ASSIGN(const Kernels* kernels, choose_kernels(options.isa));
-    const uint32_t threads = options.threads != 0 ? options.threads : std::min(usable_cores(), kThreadsMax);
-    std::unique_ptr<CpuBackend> b(new CpuBackend(options, *kernels, KvPages(layout, pool.data()), threads));
+    const uint32_t threads =
+        options.threads != 0 ? options.threads : std::min(usable_cores(), kThreadsMax);
+    std::unique_ptr<CpuBackend> b(
+        new CpuBackend(options, *kernels, KvPages(layout, pool.data()), threads));
     BATON_TRY_ASSIGN(b->program_, lower(plan, b->pool_));
     BATON_TRY_ASSIGN(auto attention, AttentionRunner::make(plan.shape, b->pages_, *kernels, threads,
                                                            options.max_batch_slices));
@@ -147,8 +161,9 @@ Expected<std::unique_ptr<CpuBackend>> CpuBackend::make(const Plan& plan, const C
 
 Expected<void> CpuBackend::allot() {
     const ModelShape& s = program_.shape;
-    const size_t rows = (size_t{std::max(options_.max_batch_tokens, options_.max_batch_slices)} + kPanelRows - 1) /
-                        kPanelRows * kPanelRows;
+    const size_t rows =
+        (size_t{std::max(options_.max_batch_tokens, options_.max_batch_slices)} + kPanelRows - 1) /
+        kPanelRows * kPanelRows;
     size_t width_max = 0, bytes = 0;
     const auto take = [&bytes](size_t n) {
         const size_t at = bytes;
@@ -162,13 +177,15 @@ Expected<void> CpuBackend::allot() {
         slots[i] = take(rows * width * sizeof(float));
     }
     const size_t q[2] = {take(rows * width_max), take(rows * s.ffn)};
-    const size_t meta[2] = {take((rows * width_max / 8 + 16) * sizeof(float)), take((rows * s.ffn / 8 + 16) * sizeof(float))};
+    const size_t meta[2] = {take((rows * width_max / 8 + 16) * sizeof(float)),
+                            take((rows * s.ffn / 8 + 16) * sizeof(float))};
     const size_t pieces = take(2 * kPieceFloats * pool_.threads() * sizeof(float));
     const size_t bf16 = take(rows * width_max * sizeof(uint16_t));
     const size_t half = rows * s.head_dim / 2 * sizeof(float), cos = take(half), sin = take(half);
     BATON_TRY_ASSIGN(memory_, Buffer::make(bytes, "activations"));
     std::byte* base = memory_.data();
-    for (size_t i = 0; i < slots.size(); ++i) act_.slot[i] = reinterpret_cast<float*>(base + slots[i]);
+    for (size_t i = 0; i < slots.size(); ++i)
+        act_.slot[i] = reinterpret_cast<float*>(base + slots[i]);
     for (size_t i = 0; i < 2; ++i) {
         act_.q[i] = reinterpret_cast<int8_t*>(base + q[i]);
         act_.meta[i] = reinterpret_cast<float*>(base + meta[i]);
@@ -189,9 +206,11 @@ std::string CpuBackend::describe() const {
 
 Expected<void> CpuBackend::check(const Batch& batch, std::span<float> logits) {
     if (batch.slices.empty() || batch.slices.size() > options_.max_batch_slices)
-        return invalid("a batch must have 1.." + std::to_string(options_.max_batch_slices) + " slices");
+        return invalid("a batch must have 1.." + std::to_string(options_.max_batch_slices) +
+                       " slices");
     if (batch.tokens.size() > options_.max_batch_tokens)
-        return invalid("a batch must have at most " + std::to_string(options_.max_batch_tokens) + " tokens");
+        return invalid("a batch must have at most " + std::to_string(options_.max_batch_tokens) +
+                       " tokens");
     uint64_t rows = 0;
     size_t with_logits = 0;
     for (size_t i = 0; i < batch.slices.size(); ++i) {
@@ -199,12 +218,14 @@ Expected<void> CpuBackend::check(const Batch& batch, std::span<float> logits) {
         rows += batch.slices[i].tokens;
         with_logits += batch.slices[i].logits ? 1 : 0;
     }
-    if (rows != batch.tokens.size()) return invalid("the slices do not cover the tokens of the batch");
+    if (rows != batch.tokens.size())
+        return invalid("the slices do not cover the tokens of the batch");
     for (const TokenId t : batch.tokens) {
         if (t < 0 || static_cast<uint32_t>(t) >= program_.shape.vocab)
             return invalid("token id " + std::to_string(t) + " is outside the vocabulary");
     }
-    if (logits.size() != with_logits * program_.shape.vocab) return invalid("the logits have the wrong size");
+    if (logits.size() != with_logits * program_.shape.vocab)
+        return invalid("the logits have the wrong size");
     return check_writers(batch);
 }
 
@@ -213,16 +234,19 @@ Expected<void> CpuBackend::check_slice(const Slice& s, size_t index, uint64_t ro
     const uint64_t end = uint64_t{s.position} + s.tokens;
     if (s.tokens == 0 || rows_before + s.tokens > options_.max_batch_tokens)
         return invalid(where + " has no tokens or too many");
-    if (end > program_.shape.context) return invalid(where + " goes beyond the context of the model");
+    if (end > program_.shape.context)
+        return invalid(where + " goes beyond the context of the model");
     const uint64_t blocks = (end + options_.block_tokens - 1) / options_.block_tokens;
     if (s.blocks.size() < blocks) return invalid(where + " has too few blocks");
     for (uint64_t i = 0; i < blocks; ++i) {
-        if (s.blocks[i] >= options_.blocks) return invalid(where + " names a block outside the pool");
+        if (s.blocks[i] >= options_.blocks)
+            return invalid(where + " names a block outside the pool");
     }
     return {};
 }
 
-/// A block that one slice writes in this step may be neither written nor read by another, nor be named twice.
+/// A block that one slice writes in this step may be neither written nor read by another, nor be
+/// named twice.
 Expected<void> CpuBackend::check_writers(const Batch& batch) {
     ++step_;
     const auto mark = [&](size_t slice) { return step_ << 32 | slice; };
@@ -237,7 +261,8 @@ Expected<void> CpuBackend::check_writers(const Batch& batch) {
     for (size_t i = 0; i < batch.slices.size(); ++i) {
         const Slice& s = batch.slices[i];
         for (uint32_t b = 0; b < s.position / bt; ++b) {
-            if (written_[s.blocks[b]] >> 32 == step_) return invalid("a slice reads a block that one writes");
+            if (written_[s.blocks[b]] >> 32 == step_)
+                return invalid("a slice reads a block that one writes");
         }
     }
     return {};

@@ -1,6 +1,6 @@
-// The amx kernels. Includes nothing with inline functions: code of this unit's instruction set must not be what the
-// linker keeps for the rest of the program.
-// gcc 12 takes the undefined pass-through operands inside its own AVX-512 intrinsics for our mistakes.
+// The amx kernels. Includes nothing with inline functions: code of this unit's instruction set must
+// not be what the linker keeps for the rest of the program. gcc 12 takes the undefined pass-through
+// operands inside its own AVX-512 intrinsics for our mistakes.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -9,17 +9,24 @@
 
 namespace baton::backend {
 namespace {
+// Each builds on the one before; the blank lines keep the order.
 #include "backend/vec_avx512.inl"
+
 #include "backend/kernels_body.inl"
+
 #include "backend/attend_body.inl"
+
 #include "backend/amx_body.inl"
 #undef BATON_UNROLL
 
 constexpr Kernels kKernels{
-    "amx", "amx", act_kind, tile_gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, tile_attend, attend_merge, attend_finish,
+    "amx",    "amx", act_kind, tile_gemm,   quantize_row, bf16_row,
+    rms_norm, rope,  swiglu,   tile_attend, attend_merge, attend_finish,
 };
 }  // namespace
 
-const Kernels& kernels_amx() { return kKernels; }
+const Kernels& kernels_amx() {
+    return kKernels;
+}
 
 }  // namespace baton::backend

@@ -1,21 +1,27 @@
-// The avx2 kernels. Includes nothing with inline functions: code of this unit's instruction set must not be what the
-// linker keeps for the rest of the program.
+// The avx2 kernels. Includes nothing with inline functions: code of this unit's instruction set
+// must not be what the linker keeps for the rest of the program.
 #include <immintrin.h>
 
 #include "backend/kernels.hpp"
 
 namespace baton::backend {
 namespace {
+// Each builds on the one before; the blank lines keep the order.
 #include "backend/vec_avx2.inl"
+
 #include "backend/kernels_body.inl"
+
 #include "backend/attend_body.inl"
 #undef BATON_UNROLL
 
 constexpr Kernels kKernels{
-    "avx2", "avx2", act_kind, gemm, quantize_row, bf16_row, rms_norm, rope, swiglu, attend, attend_merge, attend_finish,
+    "avx2",   "avx2", act_kind, gemm,   quantize_row, bf16_row,
+    rms_norm, rope,   swiglu,   attend, attend_merge, attend_finish,
 };
 }  // namespace
 
-const Kernels& kernels_avx2() { return kKernels; }
+const Kernels& kernels_avx2() {
+    return kKernels;
+}
 
 }  // namespace baton::backend

@@ -1,13 +1,18 @@
-// The kernels, written once over the 16-lane vectors of vec_*.inl. Included inside a namespace of one translation unit
-// per instruction set. Nothing here may depend on how many rows or groups a call covers: each output element has one
-// chain of operations, in column order (the numerics contract of backend.hpp).
+// The kernels, written once over the 16-lane vectors of vec_*.inl. Included inside a namespace of
+// one translation unit per instruction set. Nothing here may depend on how many rows or groups a
+// call covers: each output element has one chain of operations, in column order (the numerics
+// contract of backend.hpp).
 
-// Register tiles are arrays over template sizes; they stay in registers only when these loops are unrolled.
+// Register tiles are arrays over template sizes; they stay in registers only when these loops are
+// unrolled.
 #define BATON_UNROLL _Pragma("GCC unroll 16")
 
-inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
+inline size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
 
-// ---- weight formats ------------------------------------------------------------------------------------------------
+// ---- weight formats
+// ------------------------------------------------------------------------------------------------
 
 struct IntBlock {
     VB q[8];
@@ -23,8 +28,10 @@ struct IntFormat {
     static constexpr size_t kHighBytes =
         kind == Packed::kI5 || kind == Packed::kI5M ? 64 : (kHalves ? 128 : 0);
     static constexpr size_t kBlockBytes = kScaleBytes + (kBytes ? 512 : 256) + kHighBytes;
-    static constexpr float kOffset = kBytes ? 128.0f : (kHalves ? 32.0f : (kHighBytes ? 16.0f : 8.0f));
-    /// The zero point needs a term of its own: always, except where the dot product already took it off.
+    static constexpr float kOffset =
+        kBytes ? 128.0f : (kHalves ? 32.0f : (kHighBytes ? 16.0f : 8.0f));
+    /// The zero point needs a term of its own: always, except where the dot product already took it
+    /// off.
     static constexpr bool kOffsetTerm = !(kBytes && kSignedI8);
 };
 
@@ -93,7 +100,8 @@ inline VF fold_block(const IntBlock& b, const int8_t* q, const float* s, VF acc)
     }
 }
 
-// ---- matrix products -----------------------------------------------------------------------------------------------
+// ---- matrix products
+// -----------------------------------------------------------------------------------------------
 
 inline void write_out(const OutView& out, size_t row, size_t n0, size_t n, VF v) {
     if (out.bias != nullptr) v = vf_add(v, vf_load_n(out.bias + n0, n));
@@ -115,7 +123,8 @@ void int_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const O
     for (size_t i = 0; i < M; ++i) acc[i] = vf_zero();
     for (size_t b = 0; b < blocks; ++b) {
         if constexpr (M == 1) {
-            for (size_t x = 0; x < IntFormat<kind>::kBlockBytes; x += 64) __builtin_prefetch(p + 2560 + x);
+            for (size_t x = 0; x < IntFormat<kind>::kBlockBytes; x += 64)
+                __builtin_prefetch(p + 2560 + x);
         }
         const IntBlock block = load_block<kind>(p);
         p += IntFormat<kind>::kBlockBytes;
@@ -127,12 +136,15 @@ void int_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const O
     }
     const size_t n0 = g * kGroupRows;
     BATON_UNROLL
-    for (size_t i = 0; i < M; ++i) write_out(out, m + i, n0, least(kGroupRows, w.rows - n0), acc[i]);
+    for (size_t i = 0; i < M; ++i)
+        write_out(out, m + i, n0, least(kGroupRows, w.rows - n0), acc[i]);
 }
 
 /// Columns a step of a float kernel takes.
 template <Packed kind>
-constexpr size_t float_step() { return kind == Packed::kBF16 ? 2 : 1; }
+constexpr size_t float_step() {
+    return kind == Packed::kBF16 ? 2 : 1;
+}
 
 template <Packed kind, size_t M, size_t G>
 void float_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const OutView& out) {
@@ -142,9 +154,8 @@ void float_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const
     for (size_t j = 0; j < G; ++j) p[j] = w.data + (g + j) * w.group_bytes;
     VF acc[M][G];
     BATON_UNROLL
-    for (size_t i = 0; i < M; ++i)
-        BATON_UNROLL
-        for (size_t j = 0; j < G; ++j) acc[i][j] = vf_zero();
+    for (size_t i = 0; i < M; ++i) BATON_UNROLL
+    for (size_t j = 0; j < G; ++j) acc[i][j] = vf_zero();
     const size_t steps = w.cols / float_step<kind>();
     const float* f = a.f32 + m * a.cols;
 #ifdef __AVX512BF16__
@@ -175,8 +186,10 @@ void float_tile(const PackedView& w, size_t g, const ActView& a, size_t m, const
                 }
             } else {
                 VF v;
-                if constexpr (kind == Packed::kF16) v = vf_from_f16(at);
-                else v = vf_load(reinterpret_cast<const float*>(at));
+                if constexpr (kind == Packed::kF16)
+                    v = vf_from_f16(at);
+                else
+                    v = vf_load(reinterpret_cast<const float*>(at));
                 BATON_UNROLL
                 for (size_t i = 0; i < M; ++i)
                     acc[i][j] = vf_fma(v, vf_set1(f[i * a.cols + k]), acc[i][j]);
@@ -217,13 +230,15 @@ void float_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, siz
         const bool wide = kWide > 1 && g + kWide <= g1;
         size_t m = m0;
         if (wide) {
-            for (; m + kFloatRows <= m1; m += kFloatRows) float_tile<kind, kFloatRows, kWide>(w, g, a, m, out);
+            for (; m + kFloatRows <= m1; m += kFloatRows)
+                float_tile<kind, kFloatRows, kWide>(w, g, a, m, out);
             if constexpr (kFloatRows > 2)
                 for (; m + 2 <= m1; m += 2) float_tile<kind, 2, kWide>(w, g, a, m, out);
             for (; m < m1; ++m) float_tile<kind, 1, kWide>(w, g, a, m, out);
             g += kWide;
         } else {
-            for (; m + kFloatRows <= m1; m += kFloatRows) float_tile<kind, kFloatRows, 1>(w, g, a, m, out);
+            for (; m + kFloatRows <= m1; m += kFloatRows)
+                float_tile<kind, kFloatRows, 1>(w, g, a, m, out);
             for (; m < m1; ++m) float_tile<kind, 1, 1>(w, g, a, m, out);
             ++g;
         }
@@ -233,15 +248,24 @@ void float_gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, siz
 void gemm(const PackedView& w, size_t g0, size_t g1, const ActView& a, size_t m0, size_t m1,
           const OutView& out) {
     switch (w.kind) {
-        case Packed::kI4: return int_gemm<Packed::kI4>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI4M: return int_gemm<Packed::kI4M>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI5: return int_gemm<Packed::kI5>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI5M: return int_gemm<Packed::kI5M>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI6: return int_gemm<Packed::kI6>(w, g0, g1, a, m0, m1, out);
-        case Packed::kI8: return int_gemm<Packed::kI8>(w, g0, g1, a, m0, m1, out);
-        case Packed::kBF16: return float_gemm<Packed::kBF16>(w, g0, g1, a, m0, m1, out);
-        case Packed::kF16: return float_gemm<Packed::kF16>(w, g0, g1, a, m0, m1, out);
-        case Packed::kF32: return float_gemm<Packed::kF32>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI4:
+            return int_gemm<Packed::kI4>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI4M:
+            return int_gemm<Packed::kI4M>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI5:
+            return int_gemm<Packed::kI5>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI5M:
+            return int_gemm<Packed::kI5M>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI6:
+            return int_gemm<Packed::kI6>(w, g0, g1, a, m0, m1, out);
+        case Packed::kI8:
+            return int_gemm<Packed::kI8>(w, g0, g1, a, m0, m1, out);
+        case Packed::kBF16:
+            return float_gemm<Packed::kBF16>(w, g0, g1, a, m0, m1, out);
+        case Packed::kF16:
+            return float_gemm<Packed::kF16>(w, g0, g1, a, m0, m1, out);
+        case Packed::kF32:
+            return float_gemm<Packed::kF32>(w, g0, g1, a, m0, m1, out);
     }
 }
 
@@ -250,10 +274,12 @@ ActKind act_kind(Packed kind) {
     return kind == Packed::kBF16 && kHasBf16Dot ? ActKind::kBF16 : ActKind::kF32;
 }
 
-// ---- rows ----------------------------------------------------------------------------------------------------------
+// ---- rows
+// ----------------------------------------------------------------------------------------------------------
 
 void quantize_row(const float* in, size_t n, int8_t* q, float* meta) {
-    for (size_t b = 0; b < n / kBlockCols; ++b, in += 32, q += kPanelBlockBytes, meta += kPanelBlockMeta) {
+    for (size_t b = 0; b < n / kBlockCols;
+         ++b, in += 32, q += kPanelBlockBytes, meta += kPanelBlockMeta) {
         const VF x0 = vf_load(in), x1 = vf_load(in + 16);
         const float top = vf_top(vf_max(vf_abs(x0), vf_abs(x1)));
         const float s = top * (1.0f / 127.0f);
@@ -285,7 +311,8 @@ void rms_norm(const float* in, const float* weight, float* out, size_t n, float 
     const VF scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
     for (size_t i = 0; i < n; i += 16) {
         const size_t k = least(16, n - i);
-        vf_store_n(out + i, vf_mul(vf_mul(vf_load_n(in + i, k), scale), vf_load_n(weight + i, k)), k);
+        vf_store_n(out + i, vf_mul(vf_mul(vf_load_n(in + i, k), scale), vf_load_n(weight + i, k)),
+                   k);
     }
 }
 

@@ -6,7 +6,8 @@
 
 namespace baton::backend {
 
-void KvPages::append(uint32_t layer, BlockId block, uint32_t position, const float* k, const float* v) const {
+void KvPages::append(uint32_t layer, BlockId block, uint32_t position, const float* k,
+                     const float* v) const {
     const size_t hd = layout_.head_dim;
     const uint32_t u = unit_of(position), capacity = unit_capacity(u);
     const size_t t = position - unit_start(u);

@@ -35,7 +35,8 @@ void low_and_high(const uint8_t* qs, Block& b) {
 }
 
 void add_fifth_bits(const uint8_t* qh, Block& b) {
-    for (size_t i = 0; i < 32; ++i) b.q[i] = static_cast<uint8_t>(b.q[i] | ((qh[i / 8] >> (i % 8)) & 1u) << 4);
+    for (size_t i = 0; i < 32; ++i)
+        b.q[i] = static_cast<uint8_t>(b.q[i] | ((qh[i / 8] >> (i % 8)) & 1u) << 4);
 }
 
 /// Six-bit scale and minimum of sub-block `j` of a Q4_K or Q5_K super-block.
@@ -67,7 +68,8 @@ bool k45_block(const uint8_t* p, size_t j, bool five, Block& b) {
         const uint32_t high = five ? (static_cast<uint32_t>(qh[i]) >> j & 1u) << 4 : 0;
         b.q[i] = static_cast<uint8_t>(low | high);
     }
-    return to_f16(d * static_cast<float>(scale), b.d) && to_f16(-(dmin * static_cast<float>(min)), b.m);
+    return to_f16(d * static_cast<float>(scale), b.d) &&
+           to_f16(-(dmin * static_cast<float>(min)), b.m);
 }
 
 /// Columns 32·j … 32·j + 31 of the Q6_K super-block at `p`.
@@ -81,7 +83,9 @@ bool k6_block(const uint8_t* p, size_t j, Block& b) {
         b.q[i] = static_cast<uint8_t>(low | high << 4);
     }
     const float d = tensor::f16_to_f32(u16(p + 208));
-    const auto scale = [&](size_t i) { return static_cast<float>(static_cast<int8_t>(p[192 + i])); };
+    const auto scale = [&](size_t i) {
+        return static_cast<float>(static_cast<int8_t>(p[192 + i]));
+    };
     return to_f16(d * scale(2 * j), b.d) && to_f16(d * scale(2 * j + 1), b.d1);
 }
 
@@ -112,26 +116,39 @@ bool read_block(DType t, const uint8_t* row, size_t i, Block& b) {
             add_fifth_bits(p + 4, b);
             b.d = u16(p), b.m = u16(p + 2);
             return true;
-        case DType::kQ4_K: return k45_block(row + i / 8 * bytes, i % 8, false, b);
-        case DType::kQ5_K: return k45_block(row + i / 8 * bytes, i % 8, true, b);
-        case DType::kQ6_K: return k6_block(row + i / 8 * bytes, i % 8, b);
-        default: return false;
+        case DType::kQ4_K:
+            return k45_block(row + i / 8 * bytes, i % 8, false, b);
+        case DType::kQ5_K:
+            return k45_block(row + i / 8 * bytes, i % 8, true, b);
+        case DType::kQ6_K:
+            return k6_block(row + i / 8 * bytes, i % 8, b);
+        default:
+            return false;
     }
 }
 
 Packed packed_kind(DType t) {
     switch (t) {
-        case DType::kF32: return Packed::kF32;
-        case DType::kF16: return Packed::kF16;
-        case DType::kBF16: return Packed::kBF16;
-        case DType::kQ8_0: return Packed::kI8;
-        case DType::kQ4_0: return Packed::kI4;
+        case DType::kF32:
+            return Packed::kF32;
+        case DType::kF16:
+            return Packed::kF16;
+        case DType::kBF16:
+            return Packed::kBF16;
+        case DType::kQ8_0:
+            return Packed::kI8;
+        case DType::kQ4_0:
+            return Packed::kI4;
         case DType::kQ4_1:
-        case DType::kQ4_K: return Packed::kI4M;
-        case DType::kQ5_0: return Packed::kI5;
+        case DType::kQ4_K:
+            return Packed::kI4M;
+        case DType::kQ5_0:
+            return Packed::kI5;
         case DType::kQ5_1:
-        case DType::kQ5_K: return Packed::kI5M;
-        case DType::kQ6_K: return Packed::kI6;
+        case DType::kQ5_K:
+            return Packed::kI5M;
+        case DType::kQ6_K:
+            return Packed::kI6;
     }
     return Packed::kF32;
 }
@@ -145,13 +162,20 @@ struct BlockLayout {
 
 BlockLayout block_layout(Packed k) {
     switch (k) {
-        case Packed::kI4: return {32, 256, 0};
-        case Packed::kI4M: return {64, 256, 0};
-        case Packed::kI5: return {32, 256, 64};
-        case Packed::kI5M: return {64, 256, 64};
-        case Packed::kI6: return {64, 256, 128};
-        case Packed::kI8: return {32, 512, 0};
-        default: return {0, 0, 0};
+        case Packed::kI4:
+            return {32, 256, 0};
+        case Packed::kI4M:
+            return {64, 256, 0};
+        case Packed::kI5:
+            return {32, 256, 64};
+        case Packed::kI5M:
+            return {64, 256, 64};
+        case Packed::kI6:
+            return {64, 256, 128};
+        case Packed::kI8:
+            return {32, 512, 0};
+        default:
+            return {0, 0, 0};
     }
 }
 
@@ -181,14 +205,17 @@ void write_block(Packed kind, const Block& b, size_t r, uint8_t* out) {
 }
 
 /// A row that does not exist: quants at the zero point, scales 0.
-Block zero_block() { return {}; }
+Block zero_block() {
+    return {};
+}
 
 bool pack_int_group(const tensor::TensorView& w, Packed kind, size_t g, std::byte* out) {
     const size_t blocks = w.shape[1] / kBlockCols, bytes = block_layout(kind).bytes();
     bool ok = true;
     for (size_t r = 0; r < kGroupRows; ++r) {
         const size_t n = g * kGroupRows + r;
-        const auto* row = n < w.shape[0] ? reinterpret_cast<const uint8_t*>(w.row(n).data()) : nullptr;
+        const auto* row =
+            n < w.shape[0] ? reinterpret_cast<const uint8_t*>(w.row(n).data()) : nullptr;
         for (size_t i = 0; i < blocks; ++i) {
             Block b = zero_block();
             if (row != nullptr) ok = read_block(w.dtype, row, i, b) && ok;
@@ -216,9 +243,9 @@ Expected<PackedMatrix> pack(const tensor::TensorView& w, ThreadPool& pool) {
     const size_t block = tensor::block_shape(w.dtype).elements;
     if (w.shape[0] == 0 || w.shape[1] == 0 || w.shape[1] % block != 0 ||
         (w.dtype == DType::kBF16 && w.shape[1] % 2 != 0)) {
-        return fail(ErrorCode::kUnsupported, "tensor " + w.name + " has " + std::to_string(w.shape[1]) +
-                                                 " columns, which " + std::string(to_string(w.dtype)) +
-                                                 " cannot hold");
+        return fail(ErrorCode::kUnsupported, "tensor " + w.name + " has " +
+                                                 std::to_string(w.shape[1]) + " columns, which " +
+                                                 std::string(to_string(w.dtype)) + " cannot hold");
     }
     if (w.bytes.size() != w.shape[0] * w.row_bytes())
         return fail(ErrorCode::kCorrupt, "tensor " + w.name + " has the wrong number of bytes");
@@ -237,12 +264,15 @@ Expected<PackedMatrix> pack(const tensor::TensorView& w, ThreadPool& pool) {
     pool.run(chunks, [&](uint32_t chunk, uint32_t) {
         for (size_t g = chunk * kChunk; g < std::min(m.groups, (chunk + 1) * kChunk); ++g) {
             std::byte* out = m.data.data() + g * m.group_bytes;
-            if (!tensor::is_quantized(w.dtype)) pack_float_group(w, g, out);
-            else if (!pack_int_group(w, m.kind, g, out)) ok.store(false);
+            if (!tensor::is_quantized(w.dtype))
+                pack_float_group(w, g, out);
+            else if (!pack_int_group(w, m.kind, g, out))
+                ok.store(false);
         }
     });
     if (!ok.load())
-        return fail(ErrorCode::kUnsupported, "tensor " + w.name + " has a block scale beyond the range of f16");
+        return fail(ErrorCode::kUnsupported,
+                    "tensor " + w.name + " has a block scale beyond the range of f16");
     return m;
 }
 

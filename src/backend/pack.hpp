@@ -24,9 +24,9 @@ struct PackedMatrix {
     }
 };
 
-/// Lowers `weight` [rows, cols]. Values are those of the file, except that the expanded block scales of Q4_K, Q5_K and
-/// Q6_K are rounded to f16 (relative error 2^-11). Errors: kUnsupported when such a scale does not fit f16 or the
-/// columns are no whole blocks (even number for bf16).
+/// Lowers `weight` [rows, cols]. Values are those of the file, except that the expanded block
+/// scales of Q4_K, Q5_K and Q6_K are rounded to f16 (relative error 2^-11). Errors: kUnsupported
+/// when such a scale does not fit f16 or the columns are no whole blocks (even number for bf16).
 [[nodiscard]] Expected<PackedMatrix> pack(const tensor::TensorView& weight, ThreadPool& pool);
 
 }  // namespace baton::backend

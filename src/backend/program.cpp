@@ -44,7 +44,8 @@ class LayerLowering {
     Expected<void> operator()(const MatMul& s) {
         if (s.in >= Slot::kCount || s.out >= Slot::kCount || s.in == s.out)
             return invalid("matrix product " + s.weight.name + " names no two slots");
-        if (s.weight.shape[0] != slot_width(shape_, s.out) || s.weight.shape[1] != slot_width(shape_, s.in))
+        if (s.weight.shape[0] != slot_width(shape_, s.out) ||
+            s.weight.shape[1] != slot_width(shape_, s.in))
             return invalid("matrix " + s.weight.name + " does not fit its slots");
         Product p;
         p.out = s.out;
@@ -62,7 +63,8 @@ class LayerLowering {
         return row(AppendOp{});
     }
     Expected<void> operator()(const Attention&) {
-        if (appends_ == 0) return invalid("a layer attends before it has appended its keys and values");
+        if (appends_ == 0)
+            return invalid("a layer attends before it has appended its keys and values");
         stages_.emplace_back(AttentionStage{});
         return {};
     }
@@ -88,14 +90,18 @@ class LayerLowering {
         return {};
     }
     std::vector<RowOp>& rows() {
-        if (stages_.empty() || !std::holds_alternative<RowStage>(stages_.back())) stages_.emplace_back(RowStage{});
+        if (stages_.empty() || !std::holds_alternative<RowStage>(stages_.back()))
+            stages_.emplace_back(RowStage{});
         return std::get<RowStage>(stages_.back()).ops;
     }
-    /// Lets a gate-and-up stage hand its result over as int8 where the next stage is all that reads it.
+    /// Lets a gate-and-up stage hand its result over as int8 where the next stage is all that reads
+    /// it.
     void link(Stage& first, Stage& second) const {
         auto* from = std::get_if<ProductStage>(&first);
         auto* to = std::get_if<ProductStage>(&second);
-        if (from == nullptr || to == nullptr || !from->swiglu || to->in != Slot::kAct || !to->before.empty()) return;
+        if (from == nullptr || to == nullptr || !from->swiglu || to->in != Slot::kAct ||
+            !to->before.empty())
+            return;
         for (const Product& p : to->products)
             if (p.weight.kind >= Packed::kBF16) return;
         size_t readers = 0;
@@ -117,12 +123,14 @@ class LayerLowering {
         }
         return false;
     }
-    /// The stage a product joins: the last one if it reads the same slot and neither writes what the other uses.
+    /// The stage a product joins: the last one if it reads the same slot and neither writes what
+    /// the other uses.
     ProductStage& stage_for(const MatMul& s) {
         if (!stages_.empty()) {
             if (auto* last = std::get_if<ProductStage>(&stages_.back())) {
                 bool joins = last->in == s.in && !last->swiglu;
-                for (const auto& p : last->products) joins = joins && p.out != s.out && p.out != s.in;
+                for (const auto& p : last->products)
+                    joins = joins && p.out != s.out && p.out != s.in;
                 if (joins) return *last;
             } else if (auto* before = std::get_if<RowStage>(&stages_.back())) {
                 ProductStage next;
@@ -149,40 +157,49 @@ class LayerLowering {
 size_t slot_width(const ModelShape& s, Slot slot) {
     switch (slot) {
         case Slot::kHidden:
-        case Slot::kNorm: return s.hidden;
+        case Slot::kNorm:
+            return s.hidden;
         case Slot::kQ:
-        case Slot::kAttn: return size_t{s.heads} * s.head_dim;
+        case Slot::kAttn:
+            return size_t{s.heads} * s.head_dim;
         case Slot::kK:
-        case Slot::kV: return size_t{s.kv_heads} * s.head_dim;
+        case Slot::kV:
+            return size_t{s.kv_heads} * s.head_dim;
         case Slot::kGate:
         case Slot::kUp:
-        case Slot::kAct: return s.ffn;
-        case Slot::kCount: break;
+        case Slot::kAct:
+            return s.ffn;
+        case Slot::kCount:
+            break;
     }
     return 0;
 }
 
 Expected<void> check_shape(const ModelShape& s) {
-    if (s.layers == 0 || s.hidden == 0 || s.heads == 0 || s.kv_heads == 0 || s.head_dim == 0 || s.ffn == 0 ||
-        s.vocab == 0 || s.context == 0)
+    if (s.layers == 0 || s.hidden == 0 || s.heads == 0 || s.kv_heads == 0 || s.head_dim == 0 ||
+        s.ffn == 0 || s.vocab == 0 || s.context == 0)
         return invalid("a size of the model is 0");
     if (s.heads % s.kv_heads != 0) return invalid("kv heads do not divide heads");
     if (s.head_dim % 2 != 0 || s.head_dim > kHeadDimMax)
         return fail(ErrorCode::kUnsupported, "head dimension " + std::to_string(s.head_dim) +
-                                                 " is not an even number up to " + std::to_string(kHeadDimMax));
+                                                 " is not an even number up to " +
+                                                 std::to_string(kHeadDimMax));
     return {};
 }
 
 Expected<Program> lower(const Plan& plan, ThreadPool& pool) {
     const ModelShape& s = plan.shape;
     BATON_TRY(check_shape(s));
-    if (plan.rope.inv_freq.size() != s.head_dim / 2) return invalid("rope has the wrong number of frequencies");
-    if (plan.layers.size() != s.layers) return invalid("the plan's number of layers is not its shape's");
+    if (plan.rope.inv_freq.size() != s.head_dim / 2)
+        return invalid("rope has the wrong number of frequencies");
+    if (plan.layers.size() != s.layers)
+        return invalid("the plan's number of layers is not its shape's");
     if (plan.embedding.shape != std::array<size_t, 2>{s.vocab, s.hidden} ||
         s.hidden % tensor::block_shape(plan.embedding.dtype).elements != 0 ||
         plan.embedding.bytes.size() != plan.embedding.row_bytes() * s.vocab)
         return invalid("the embedding does not fit vocabulary and hidden size");
-    if (plan.head.shape != plan.embedding.shape) return invalid("the head does not fit vocabulary and hidden size");
+    if (plan.head.shape != plan.embedding.shape)
+        return invalid("the head does not fit vocabulary and hidden size");
     if (plan.final_norm.in != Slot::kHidden || plan.final_norm.out != Slot::kNorm)
         return invalid("the final norm must read the hidden rows");
     Program program;

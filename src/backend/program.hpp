@@ -37,9 +37,10 @@ struct Product {
 struct RowStage {
     std::vector<RowOp> ops;
 };
-/// Row work, then products that all read `in`, in one pass over the weights. With `swiglu` the two products are gate
-/// and up, and kAct is computed as soon as a piece of both is there, without storing them. With `quantize_act` that
-/// piece is not stored either, but prepared as the int8 input of the next stage, which has `in_ready`.
+/// Row work, then products that all read `in`, in one pass over the weights. With `swiglu` the two
+/// products are gate and up, and kAct is computed as soon as a piece of both is there, without
+/// storing them. With `quantize_act` that piece is not stored either, but prepared as the int8
+/// input of the next stage, which has `in_ready`.
 struct ProductStage {
     std::vector<RowOp> before;
     Slot in;
@@ -62,11 +63,13 @@ struct Program {
 /// Elements of a row of `slot`.
 [[nodiscard]] size_t slot_width(const ModelShape& shape, Slot slot);
 
-/// Checks the shape's own limits: sizes not 0, head_dim even and at most 256, kv_heads divides heads.
+/// Checks the shape's own limits: sizes not 0, head_dim even and at most 256, kv_heads divides
+/// heads.
 [[nodiscard]] Expected<void> check_shape(const ModelShape& shape);
 
-/// Checks every tensor of `plan` against its shape and repacks the weights. Errors: kInvalidArgument for a plan that
-/// does not fit together, kUnsupported for one the CPU kernels cannot run.
+/// Checks every tensor of `plan` against its shape and repacks the weights. Errors:
+/// kInvalidArgument for a plan that does not fit together, kUnsupported for one the CPU kernels
+/// cannot run.
 [[nodiscard]] Expected<Program> lower(const Plan& plan, ThreadPool& pool);
 
 }  // namespace baton::backend

@@ -10,9 +10,10 @@
 
 namespace baton::backend {
 
-/// `threads` - 1 workers and the caller run numbered chunks of work. Threads claim chunks one by one, so that one
-/// which the system has taken off its core delays nothing but the chunk it holds. Waiting is a short spin and then a
-/// futex, so that two processes on the same cores do not starve each other. One thread calls run.
+/// `threads` - 1 workers and the caller run numbered chunks of work. Threads claim chunks one by
+/// one, so that one which the system has taken off its core delays nothing but the chunk it holds.
+/// Waiting is a short spin and then a futex, so that two processes on the same cores do not starve
+/// each other. One thread calls run.
 class ThreadPool {
   public:
     static constexpr uint32_t kChunksMax = 1u << 19;
@@ -22,9 +23,10 @@ class ThreadPool {
     ThreadPool& operator=(const ThreadPool&) = delete;
     [[nodiscard]] uint32_t threads() const { return threads_; }
 
-    /// Calls fn(chunk, thread) for each chunk < `chunks`, thread < threads(), and returns when all are done. Everything
-    /// written before run is visible to fn, and everything fn wrote is visible afterwards. `meanwhile` runs on the
-    /// caller once the workers may start. `chunks` < kChunksMax.
+    /// Calls fn(chunk, thread) for each chunk < `chunks`, thread < threads(), and returns when all
+    /// are done. Everything written before run is visible to fn, and everything fn wrote is visible
+    /// afterwards. `meanwhile` runs on the caller once the workers may start. `chunks` <
+    /// kChunksMax.
     template <class Fn, class Meanwhile>
     void run(uint32_t chunks, const Fn& fn, Meanwhile&& meanwhile) {
         const Job job{[](const void* f, uint32_t chunk, uint32_t thread) {
@@ -51,8 +53,9 @@ class ThreadPool {
         void (*call)(const void* fn, uint32_t chunk, uint32_t thread) = nullptr;
         const void* fn = nullptr;
     };
-    // The ticket word: job number (24 bits), chunks of the job (20), next chunk (20). One fetch_add claims a chunk,
-    // and a claim that comes too late, even many jobs later, is known to be void without a look at the job.
+    // The ticket word: job number (24 bits), chunks of the job (20), next chunk (20). One fetch_add
+    // claims a chunk, and a claim that comes too late, even many jobs later, is known to be void
+    // without a look at the job.
     static constexpr uint64_t kField = (uint64_t{1} << 20) - 1;
 
     void publish(const Job& job, uint32_t chunks);
@@ -66,7 +69,8 @@ class ThreadPool {
     Job job_;
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
-    alignas(64) std::atomic<uint32_t> signal_{0};  ///< number of the last job: what idle workers sleep on
+    alignas(64) std::atomic<uint32_t> signal_{
+        0};  ///< number of the last job: what idle workers sleep on
     std::atomic<uint32_t> sleepers_{0};
     std::atomic<uint32_t> caller_sleeps_{0};
     std::atomic<bool> stop_{false};

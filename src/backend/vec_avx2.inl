@@ -6,13 +6,26 @@ constexpr size_t kIntRows = 2;
 constexpr size_t kFloatRows = 2;
 constexpr size_t kFloatGroups = 2;
 
-struct VF { __m256 a, b; };
-struct VI { __m256i a, b; };
-struct VB { __m256i a, b; };
+struct VF {
+    __m256 a, b;
+};
+struct VI {
+    __m256i a, b;
+};
+struct VB {
+    __m256i a, b;
+};
 
-inline VF vf_set1(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
-inline VF vf_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline VF vf_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline VF vf_set1(float x) {
+    const __m256 v = _mm256_set1_ps(x);
+    return {v, v};
+}
+inline VF vf_zero() {
+    return {_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+inline VF vf_load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 inline __m256i lanes_below(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -32,15 +45,27 @@ inline void vf_store_n(float* p, VF x, size_t n) {
     _mm256_maskstore_ps(p, lanes_below(k), x.a);
     if (k > 8) _mm256_maskstore_ps(p + 8, lanes_below(k - 8), x.b);
 }
-inline VF vf_add(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-inline VF vf_sub(VF x, VF y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-inline VF vf_mul(VF x, VF y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-inline VF vf_div(VF x, VF y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline VF vf_add(VF x, VF y) {
+    return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+inline VF vf_sub(VF x, VF y) {
+    return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+inline VF vf_mul(VF x, VF y) {
+    return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+inline VF vf_div(VF x, VF y) {
+    return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
 inline VF vf_fma(VF x, VF y, VF z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
-inline VF vf_max(VF x, VF y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-inline VF vf_min(VF x, VF y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline VF vf_max(VF x, VF y) {
+    return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+inline VF vf_min(VF x, VF y) {
+    return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
 inline VF vf_abs(VF x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
@@ -73,7 +98,9 @@ inline __m256 scale2(__m256 x, __m256 n) {
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
 /// a · 2^n for whole n in -126 … 127.
-inline VF vf_scale2(VF x, VF n) { return {scale2(x.a, n.a), scale2(x.b, n.b)}; }
+inline VF vf_scale2(VF x, VF n) {
+    return {scale2(x.a, n.a), scale2(x.b, n.b)};
+}
 inline __m128i load16(const std::byte* p) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
@@ -111,9 +138,15 @@ inline void vf_from_pairs_n(const std::byte* p, size_t n, VF& even, VF& odd) {
            _mm256_castsi256_ps(_mm256_and_si256(y, high))};
 }
 
-inline VI vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-inline VF vi_to_f32(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline VB vb_load(const std::byte* p) { return {load32(p), load32(p + 32)}; }
+inline VI vi_zero() {
+    return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+inline VF vi_to_f32(VI x) {
+    return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+inline VB vb_load(const std::byte* p) {
+    return {load32(p), load32(p + 32)};
+}
 inline VB vb_low4(VB x) {
     const __m256i m = _mm256_set1_epi8(15);
     return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
@@ -173,6 +206,7 @@ inline void vf_store_bf16_n(uint16_t* p, VF x, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         const uint32_t u = tmp[i];
         const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-        p[i] = static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+        p[i] =
+            static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
 }

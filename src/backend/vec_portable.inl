@@ -6,29 +6,73 @@ constexpr size_t kIntRows = 4;
 constexpr size_t kFloatRows = 2;
 constexpr size_t kFloatGroups = 1;
 
-struct VF { float v[16]; };
-struct VI { int32_t v[16]; };
-struct VB { uint8_t v[64]; };
+struct VF {
+    float v[16];
+};
+struct VI {
+    int32_t v[16];
+};
+struct VB {
+    uint8_t v[64];
+};
 
 #define BATON_LANES for (int i = 0; i < 16; ++i)
-inline VF vf_set1(float x) { VF r; BATON_LANES r.v[i] = x; return r; }
-inline VF vf_zero() { return vf_set1(0.0f); }
-inline VF vf_load(const float* p) { VF r; BATON_LANES r.v[i] = p[i]; return r; }
+inline VF vf_set1(float x) {
+    VF r;
+    BATON_LANES r.v[i] = x;
+    return r;
+}
+inline VF vf_zero() {
+    return vf_set1(0.0f);
+}
+inline VF vf_load(const float* p) {
+    VF r;
+    BATON_LANES r.v[i] = p[i];
+    return r;
+}
 inline VF vf_load_n(const float* p, size_t n) {
     VF r = vf_zero();
     for (size_t i = 0; i < n; ++i) r.v[i] = p[i];
     return r;
 }
-inline void vf_store(float* p, VF a) { BATON_LANES p[i] = a.v[i]; }
-inline void vf_store_n(float* p, VF a, size_t n) { for (size_t i = 0; i < n; ++i) p[i] = a.v[i]; }
-inline VF vf_add(VF a, VF b) { BATON_LANES a.v[i] += b.v[i]; return a; }
-inline VF vf_sub(VF a, VF b) { BATON_LANES a.v[i] -= b.v[i]; return a; }
-inline VF vf_mul(VF a, VF b) { BATON_LANES a.v[i] *= b.v[i]; return a; }
-inline VF vf_div(VF a, VF b) { BATON_LANES a.v[i] /= b.v[i]; return a; }
-inline VF vf_fma(VF a, VF b, VF c) { BATON_LANES c.v[i] += a.v[i] * b.v[i]; return c; }
-inline VF vf_max(VF a, VF b) { BATON_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
-inline VF vf_min(VF a, VF b) { BATON_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
-inline VF vf_abs(VF a) { BATON_LANES a.v[i] = __builtin_fabsf(a.v[i]); return a; }
+inline void vf_store(float* p, VF a) {
+    BATON_LANES p[i] = a.v[i];
+}
+inline void vf_store_n(float* p, VF a, size_t n) {
+    for (size_t i = 0; i < n; ++i) p[i] = a.v[i];
+}
+inline VF vf_add(VF a, VF b) {
+    BATON_LANES a.v[i] += b.v[i];
+    return a;
+}
+inline VF vf_sub(VF a, VF b) {
+    BATON_LANES a.v[i] -= b.v[i];
+    return a;
+}
+inline VF vf_mul(VF a, VF b) {
+    BATON_LANES a.v[i] *= b.v[i];
+    return a;
+}
+inline VF vf_div(VF a, VF b) {
+    BATON_LANES a.v[i] /= b.v[i];
+    return a;
+}
+inline VF vf_fma(VF a, VF b, VF c) {
+    BATON_LANES c.v[i] += a.v[i] * b.v[i];
+    return c;
+}
+inline VF vf_max(VF a, VF b) {
+    BATON_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+inline VF vf_min(VF a, VF b) {
+    BATON_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+inline VF vf_abs(VF a) {
+    BATON_LANES a.v[i] = __builtin_fabsf(a.v[i]);
+    return a;
+}
 inline VF vf_first_n(VF a, VF other, size_t n) {
     for (size_t i = n; i < 16; ++i) a.v[i] = other.v[i];
     return a;
@@ -48,7 +92,10 @@ inline float round_even(float x) {  // |x| < 2^22
     const volatile float y = x + magic;
     return y - magic;
 }
-inline VF vf_round(VF a) { BATON_LANES a.v[i] = round_even(a.v[i]); return a; }
+inline VF vf_round(VF a) {
+    BATON_LANES a.v[i] = round_even(a.v[i]);
+    return a;
+}
 /// a · 2^n for whole n in -126 … 127.
 inline VF vf_scale2(VF a, VF n) {
     BATON_LANES {
@@ -110,16 +157,35 @@ inline void vf_from_pairs_n(const std::byte* p, size_t n, VF& even, VF& odd) {
     }
 }
 
-inline VI vi_zero() { VI r; BATON_LANES r.v[i] = 0; return r; }
-inline VF vi_to_f32(VI a) { VF r; BATON_LANES r.v[i] = static_cast<float>(a.v[i]); return r; }
-inline VB vb_load(const std::byte* p) { VB r; __builtin_memcpy(r.v, p, 64); return r; }
-inline VB vb_low4(VB a) { for (auto& x : a.v) x = x & 15u; return a; }
-inline VB vb_high4(VB a) { for (auto& x : a.v) x = static_cast<uint8_t>(x >> 4); return a; }
+inline VI vi_zero() {
+    VI r;
+    BATON_LANES r.v[i] = 0;
+    return r;
+}
+inline VF vi_to_f32(VI a) {
+    VF r;
+    BATON_LANES r.v[i] = static_cast<float>(a.v[i]);
+    return r;
+}
+inline VB vb_load(const std::byte* p) {
+    VB r;
+    __builtin_memcpy(r.v, p, 64);
+    return r;
+}
+inline VB vb_low4(VB a) {
+    for (auto& x : a.v) x = x & 15u;
+    return a;
+}
+inline VB vb_high4(VB a) {
+    for (auto& x : a.v) x = static_cast<uint8_t>(x >> 4);
+    return a;
+}
 /// a | (((h >> shift) or (h << -shift)) & mask), byte by byte.
 template <int shift>
 inline VB vb_or_bits(VB a, VB h, uint8_t mask) {
     for (int i = 0; i < 64; ++i) {
-        const int s = shift >= 0 ? h.v[i] >> (shift >= 0 ? shift : 0) : h.v[i] << (shift < 0 ? -shift : 0);
+        const int s =
+            shift >= 0 ? h.v[i] >> (shift >= 0 ? shift : 0) : h.v[i] << (shift < 0 ? -shift : 0);
         a.v[i] = static_cast<uint8_t>(a.v[i] | (s & mask));
     }
     return a;
@@ -156,7 +222,8 @@ inline void vf_store_bf16_n(uint16_t* p, VF a, size_t n) {
         uint32_t u;
         __builtin_memcpy(&u, &a.v[i], 4);
         const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-        p[i] = static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+        p[i] =
+            static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
 }
 #undef BATON_LANES

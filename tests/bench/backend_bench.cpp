@@ -1,6 +1,7 @@
-// Speed of the CPU backend on SmolLM2-135M shapes with random weights, or on a model's file, beside the memory bandwidth
-// measured in the same minutes: backend_bench [type or path] [threads] [context] [isa] [rounds]. Takes the best of `rounds`, since other work on the
-// machine only ever makes a round slower.
+// Speed of the CPU backend on SmolLM2-135M shapes with random weights, or on a model's file, beside
+// the memory bandwidth measured in the same minutes: backend_bench [type or path] [threads]
+// [context] [isa] [rounds]. Takes the best of `rounds`, since other work on the machine only ever
+// makes a round slower.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -29,9 +30,12 @@ double cpu_seconds() {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+    return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
-/// Bytes a second that `threads` threads read from memory of a decode step's size, on huge pages as weights are.
+/// Bytes a second that `threads` threads read from memory of a decode step's size, on huge pages as
+/// weights are.
 double read_bandwidth(uint32_t threads, const Buffer& memory) {
     double best = 0;
     for (int round = 0; round < 5; ++round) {
@@ -51,7 +55,8 @@ double read_bandwidth(uint32_t threads, const Buffer& memory) {
             });
         }
         for (auto& w : workers) w.join();
-        if (sums[0] != 0) best = std::max(best, static_cast<double>(memory.bytes()) / seconds_since(start));
+        if (sums[0] != 0)
+            best = std::max(best, static_cast<double>(memory.bytes()) / seconds_since(start));
     }
     return best;
 }
@@ -84,7 +89,8 @@ Plan plan_of(const std::string& what, TensorStore& head, Rng& rng) {
     m.type = type_named(what);
     m.shape = {30, 576, 9, 3, 64, 1536, 49152, 8192};
     Plan plan = make_plan(m);
-    if (m.type == tensor::DType::kQ4_1) plan.head = head.random(rng, tensor::DType::kQ8_0, 49152, 576, 0.05f);
+    if (m.type == tensor::DType::kQ4_1)
+        plan.head = head.random(rng, tensor::DType::kQ8_0, 49152, 576, 0.05f);
     return plan;
 }
 
@@ -101,7 +107,8 @@ int bench(int argc, char** argv) {
     const Plan plan = plan_of(type, head, rng);
     const uint32_t vocab = plan.shape.vocab;
     Harness h(plan, o);
-    const uint32_t threads = o.threads != 0 ? o.threads : std::max(1u, std::thread::hardware_concurrency());
+    const uint32_t threads =
+        o.threads != 0 ? o.threads : std::max(1u, std::thread::hardware_concurrency());
     const double bytes = static_cast<double>(weight_bytes(plan));
     std::vector<BlockId> blocks(512);
     for (BlockId i = 0; i < 512; ++i) blocks[i] = i;
@@ -112,7 +119,8 @@ int bench(int argc, char** argv) {
         const Slice slice{n, position, blocks, true};
         const auto start = Clock::now();
         const double cpu = cpu_seconds();
-        if (!h.backend->forward({std::span(tokens).first(n), {&slice, 1}}, logits, {})) std::abort();
+        if (!h.backend->forward({std::span(tokens).first(n), {&slice, 1}}, logits, {}))
+            std::abort();
         const double cpu_time = cpu_seconds() - cpu;
         double& least = n == 1 ? decode_cpu : prefill_cpu;
         if (n == 1 || position == 0) least = std::min(least, cpu_time);
@@ -127,16 +135,21 @@ int bench(int argc, char** argv) {
         for (uint32_t at = 512; at < context; at += 512) step(at, 512);
         for (uint32_t i = 0; i < 32; ++i) decode = std::min(decode, step(context + i, 1));
     }
-    std::printf("%s, %s, %s\n", h.backend->describe().c_str(), type.c_str(), h.layout.page_format.c_str());
-    std::printf("read bandwidth %.1f GB/s; weights %.1f MB, bound %.0f tok/s\n", bandwidth / 1e9, bytes / 1e6,
-                bandwidth / bytes);
-    std::printf("decode at %u: %.2f ms, %.0f tok/s, %.0f %% of the bound, %.2f ms of cpu\n", context, decode * 1e3, 1 / decode,
-                100 * bytes / bandwidth / decode, decode_cpu * 1e3);
-    std::printf("prefill 512: %.1f ms, %.0f tok/s, %.1f ms of cpu\n", prefill * 1e3, 512 / prefill, prefill_cpu * 1e3);
+    std::printf("%s, %s, %s\n", h.backend->describe().c_str(), type.c_str(),
+                h.layout.page_format.c_str());
+    std::printf("read bandwidth %.1f GB/s; weights %.1f MB, bound %.0f tok/s\n", bandwidth / 1e9,
+                bytes / 1e6, bandwidth / bytes);
+    std::printf("decode at %u: %.2f ms, %.0f tok/s, %.0f %% of the bound, %.2f ms of cpu\n",
+                context, decode * 1e3, 1 / decode, 100 * bytes / bandwidth / decode,
+                decode_cpu * 1e3);
+    std::printf("prefill 512: %.1f ms, %.0f tok/s, %.1f ms of cpu\n", prefill * 1e3, 512 / prefill,
+                prefill_cpu * 1e3);
     return 0;
 }
 
 }  // namespace
 }  // namespace baton::backend::test
 
-int main(int argc, char** argv) { return baton::backend::test::bench(argc, argv); }
+int main(int argc, char** argv) {
+    return baton::backend::test::bench(argc, argv);
+}

@@ -45,7 +45,8 @@ class Cache {
     }
     [[nodiscard]] KvPages pages() { return {layout_, memory_.data()}; }
     [[nodiscard]] std::span<const BlockId> blocks() const { return blocks_; }
-    [[nodiscard]] std::vector<double> reference(const float* q, uint32_t position, uint32_t head) const {
+    [[nodiscard]] std::vector<double> reference(const float* q, uint32_t position,
+                                                uint32_t head) const {
         const size_t hd = case_.head_dim, at = head / (case_.heads / case_.kv_heads) * hd;
         std::vector<double> p(position + 1), out(hd, 0.0);
         double top = -1e300, sum = 0;
@@ -69,7 +70,8 @@ class Cache {
     std::vector<std::vector<float>> keys_, values_;
 };
 
-void check(const std::string& isa, const Case& c, bool kv_f32, uint32_t position, uint32_t tokens, double bound) {
+void check(const std::string& isa, const Case& c, bool kv_f32, uint32_t position, uint32_t tokens,
+           double bound) {
     Rng rng(position * 131 + tokens);
     Cache cache(c, kv_f32, position + tokens, rng);
     ModelShape shape{1, 1, c.heads, c.kv_heads, c.head_dim, 1, 1, 1};
@@ -88,25 +90,26 @@ void check(const std::string& isa, const Case& c, bool kv_f32, uint32_t position
             const auto want = cache.reference(row, position + t, h);
             for (size_t d = 0; d < c.head_dim; ++d)
                 ASSERT_NEAR(out[t * width + size_t{h} * c.head_dim + d], want[d], bound)
-                    << isa << " head_dim " << c.head_dim << " block " << c.block_tokens << " position " << position
-                    << " token " << t << " head " << h << " d " << d;
+                    << isa << " head_dim " << c.head_dim << " block " << c.block_tokens
+                    << " position " << position << " token " << t << " head " << h << " d " << d;
         }
     }
 }
 
 class AttentionOfIsa : public testing::TestWithParam<std::string> {};
 
-// Values are within ±1. f32 KV: rounding only. bf16 KV: the weights of the softmax are rounded to 2^-9 where the
-// kernels multiply bf16 pairs.
+// Values are within ±1. f32 KV: rounding only. bf16 KV: the weights of the softmax are rounded to
+// 2^-9 where the kernels multiply bf16 pairs.
 TEST_P(AttentionOfIsa, FollowsFloat64OverBlockEdgesAndLongContexts) {
-    const Case cases[] = {{4, 2, 64, 16}, {9, 3, 64, 16}, {8, 1, 128, 16}, {2, 2, 80, 16}, {3, 1, 34, 7},
-                          {2, 1, 2, 16},  {2, 1, 256, 32}, {6, 2, 18, 1}};
+    const Case cases[] = {{4, 2, 64, 16}, {9, 3, 64, 16}, {8, 1, 128, 16}, {2, 2, 80, 16},
+                          {3, 1, 34, 7},  {2, 1, 2, 16},  {2, 1, 256, 32}, {6, 2, 18, 1}};
     for (const Case& c : cases) {
         for (const bool kv_f32 : {false, true}) {
             const double bound = kv_f32 ? 3e-6 : 4e-3;
             for (const uint32_t position : {0u, 1u, 14u, 15u, 16u, 63u, 64u, 255u, 256u, 600u})
                 check(GetParam(), c, kv_f32, position, 1, bound);
-            for (const uint32_t position : {0u, 5u, 250u}) check(GetParam(), c, kv_f32, position, 70, bound);
+            for (const uint32_t position : {0u, 5u, 250u})
+                check(GetParam(), c, kv_f32, position, 70, bound);
         }
     }
     check(GetParam(), {3, 1, 64, 16}, false, 8191, 1, 4e-3);

@@ -49,8 +49,10 @@ TEST(CpuBackend, LogitsFollowTheReferenceForEveryTypeAndIsa) {
                 const auto got = h.run({{tokens, 0, block_range(3, 3)}});
                 ASSERT_EQ(got.size(), 1u);
                 // Two layers of int8 activations, or of bf16 ones, against exact ones.
-                const double bound = type == DType::kF32 || type == DType::kF16 ? (kv_f32 ? 1e-4 : 2e-2) : 6e-2;
-                EXPECT_LT(relative_error(got[0], want), bound) << to_string(type) << " " << isa << " " << kv_f32;
+                const double bound =
+                    type == DType::kF32 || type == DType::kF16 ? (kv_f32 ? 1e-4 : 2e-2) : 6e-2;
+                EXPECT_LT(relative_error(got[0], want), bound)
+                    << to_string(type) << " " << isa << " " << kv_f32;
             }
         }
     }
@@ -58,7 +60,8 @@ TEST(CpuBackend, LogitsFollowTheReferenceForEveryTypeAndIsa) {
 
 TEST(CpuBackend, BiasAndHeadNormsFollowTheReference) {
     for (const uint32_t head_dim : {16u, 18u, 128u, 256u}) {
-        const Plan plan = make_plan({DType::kF32, {2, 64, 6, 2, head_dim, 96, 50, 512}, true, true, 8});
+        const Plan plan =
+            make_plan({DType::kF32, {2, 64, 6, 2, head_dim, 96, 50, 512}, true, true, 8});
         Rng rng(6);
         const auto tokens = random_tokens(rng, 37, plan.shape.vocab);
         const auto want = reference_logits(plan, tokens);
@@ -82,7 +85,8 @@ TEST(CpuBackend, BothPoolOrdersGiveEqualLogitsAndPages) {
     EXPECT_TRUE(a.layout.pages_compatible(b.layout));
     Rng rng(1);
     const auto tokens = random_tokens(rng, 50, plan.shape.vocab);
-    const auto x = a.run({{tokens, 0, block_range(7, 4)}}), y = b.run({{tokens, 0, block_range(20, 4)}});
+    const auto x = a.run({{tokens, 0, block_range(7, 4)}}),
+               y = b.run({{tokens, 0, block_range(20, 4)}});
     ASSERT_EQ(x.size(), 1u);
     EXPECT_TRUE(same_bits(x[0], y[0]));
     for (uint32_t l = 0; l < 2; ++l)
@@ -104,7 +108,8 @@ TEST(CpuBackend, LayerDoneComesInOrderWhenThePagesAreWritten) {
         const auto ok = h.backend->forward({tokens, {&slice, 1}}, {}, [&](uint32_t layer) {
             layers.push_back(layer);
             for (const bool v : {false, true})
-                for (BlockId b = 0; b < 4; ++b) EXPECT_EQ(h.page(layer, v, b), whole.page(layer, v, b));
+                for (BlockId b = 0; b < 4; ++b)
+                    EXPECT_EQ(h.page(layer, v, b), whole.page(layer, v, b));
         });
         ASSERT_TRUE(ok);
         EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1}));

@@ -39,7 +39,8 @@ struct Harness {
         size_t wanted = 0;
         for (const Part& p : parts) {
             tokens.insert(tokens.end(), p.tokens.begin(), p.tokens.end());
-            slices.push_back({static_cast<uint32_t>(p.tokens.size()), p.position, p.blocks, p.logits});
+            slices.push_back(
+                {static_cast<uint32_t>(p.tokens.size()), p.position, p.blocks, p.logits});
             wanted += p.logits ? 1 : 0;
         }
         std::vector<float> flat(wanted * vocab());

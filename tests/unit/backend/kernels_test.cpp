@@ -1,10 +1,12 @@
 // Every kernel of every instruction set against float64.
 //
-// Bounds for one output Σ w·x over K columns, where W = Σ|w|·|x| and T = Σ over blocks of 32 of max|x|·Σ|w|:
+// Bounds for one output Σ w·x over K columns, where W = Σ|w|·|x| and T = Σ over blocks of 32 of
+// max|x|·Σ|w|:
 //   F32, F16                       K · 2^-23 · W
 //   BF16                           2^-8 · W (weights are exact, activations may be rounded to bf16)
-//   Q8_0, Q4_0, Q4_1, Q5_0, Q5_1   T / 254 · 1.001 + K · 2^-23 · W (activations rounded to max|x| / 127)
-//   Q4_K, Q5_K, Q6_K               the same + 2^-11 · (largest quant's share of d and m) · Σ|x| (scales rounded to f16)
+//   Q8_0, Q4_0, Q4_1, Q5_0, Q5_1   T / 254 · 1.001 + K · 2^-23 · W (activations rounded to max|x| /
+//   127) Q4_K, Q5_K, Q6_K               the same + 2^-11 · (largest quant's share of d and m) ·
+//   Σ|x| (scales rounded to f16)
 #include "backend/kernels.hpp"
 
 #include <gtest/gtest.h>
@@ -29,7 +31,8 @@ struct Prepared {
     std::vector<uint16_t> bf16;
     std::vector<float> f32;
     size_t cols;
-    Prepared(const Kernels& k, const std::vector<float>& x, size_t rows, size_t width) : f32(x), cols(width) {
+    Prepared(const Kernels& k, const std::vector<float>& x, size_t rows, size_t width)
+        : f32(x), cols(width) {
         const size_t padded = (rows + 15) / 16 * 16, blocks = width / kBlockCols;
         q.resize(padded * width);
         meta.resize(padded * width / 8 + 64);
@@ -37,12 +40,15 @@ struct Prepared {
         for (size_t r = 0; r < rows; ++r) {
             const size_t at = r / kPanelRows * blocks, lane = r % kPanelRows;
             if (blocks != 0)
-                k.quantize_row(x.data() + r * width, width, q.data() + at * kPanelBlockBytes + lane * kBlockCols,
+                k.quantize_row(x.data() + r * width, width,
+                               q.data() + at * kPanelBlockBytes + lane * kBlockCols,
                                meta.data() + at * kPanelBlockMeta + lane * 4);
             k.bf16_row(x.data() + r * width, width, bf16.data() + r * width);
         }
     }
-    [[nodiscard]] ActView view() const { return {q.data(), meta.data(), bf16.data(), f32.data(), cols}; }
+    [[nodiscard]] ActView view() const {
+        return {q.data(), meta.data(), bf16.data(), f32.data(), cols};
+    }
 };
 
 std::vector<float> random_rows(Rng& rng, size_t rows, size_t cols) {
@@ -83,7 +89,7 @@ TEST_P(GemmOfType, StaysWithinItsBoundOnEveryIsa) {
     ThreadPool pool(2);
     Rng rng(42 + static_cast<uint64_t>(type));
     TensorStore store;
-    const std::vector<size_t> widths = block == 256 ? std::vector<size_t>{256, 1024, 2560}
+    const std::vector<size_t> widths = block == 256  ? std::vector<size_t>{256, 1024, 2560}
                                        : block == 32 ? std::vector<size_t>{32, 96, 576, 2112}
                                                      : std::vector<size_t>{2, 34, 64, 330};
     for (const size_t k : widths) {
@@ -105,11 +111,14 @@ TEST_P(GemmOfType, StaysWithinItsBoundOnEveryIsa) {
                             double want = 2.5;
                             for (size_t i = 0; i < k; ++i)
                                 want += static_cast<double>(w[c * k + i]) * x[r * k + i];
-                            const double limit = bound(type, &w[c * k], &x[r * k], k) + std::abs(want) * 1e-6 + 1e-6;
-                            ASSERT_NEAR(out[r * n + c], want, limit) << isa << " k " << k << " row " << r << " " << c;
+                            const double limit =
+                                bound(type, &w[c * k], &x[r * k], k) + std::abs(want) * 1e-6 + 1e-6;
+                            ASSERT_NEAR(out[r * n + c], want, limit)
+                                << isa << " k " << k << " row " << r << " " << c;
                         }
                     }
-                    for (size_t i = m * n; i < out.size(); ++i) ASSERT_EQ(out[i], 2.0f) << "wrote past the end";
+                    for (size_t i = m * n; i < out.size(); ++i)
+                        ASSERT_EQ(out[i], 2.0f) << "wrote past the end";
                 }
             }
         }
@@ -129,16 +138,21 @@ TEST_P(GemmOfType, GivesARowTheSameBitsInAnyCompany) {
         const Kernels& kernels = **choose_kernels(isa);
         const Prepared all(kernels, x, m, k);
         std::vector<float> together(m * n);
-        kernels.gemm(packed->view(), 0, packed->groups, all.view(), 0, m, {together.data(), n, nullptr, false});
+        kernels.gemm(packed->view(), 0, packed->groups, all.view(), 0, m,
+                     {together.data(), n, nullptr, false});
         for (size_t r = 0; r < m; ++r) {
-            const Prepared one(kernels, {x.begin() + static_cast<ptrdiff_t>(r * k), x.begin() + static_cast<ptrdiff_t>((r + 1) * k)}, 1, k);
+            const Prepared one(kernels,
+                               {x.begin() + static_cast<ptrdiff_t>(r * k),
+                                x.begin() + static_cast<ptrdiff_t>((r + 1) * k)},
+                               1, k);
             std::vector<float> alone(n);
             // In pieces of one group and of three.
             kernels.gemm(packed->view(), 0, 1, one.view(), 0, 1, {alone.data(), n, nullptr, false});
             for (size_t g = 1; g < packed->groups; g += 3)
                 kernels.gemm(packed->view(), g, std::min(packed->groups, g + 3), one.view(), 0, 1,
                              {alone.data(), n, nullptr, false});
-            ASSERT_EQ(std::memcmp(alone.data(), &together[r * n], n * sizeof(float)), 0) << isa << " row " << r;
+            ASSERT_EQ(std::memcmp(alone.data(), &together[r * n], n * sizeof(float)), 0)
+                << isa << " row " << r;
         }
     }
 }
@@ -163,7 +177,8 @@ TEST(Gemm, TilesOfAmxGiveTheBitsOfVnni) {
             const Prepared a(*kernels, x, 40, 2560);
             kernels->gemm(packed->view(), 0, 4, a.view(), 0, 40, {o.data(), 64, nullptr, false});
         }
-        EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * 4), 0) << to_string(type);
+        EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * 4), 0)
+            << to_string(type);
     }
 }
 
@@ -205,7 +220,8 @@ TEST_P(RowKernels, QuantizeRoundsToTheNearestStep) {
             sum[i / 16] += q[i];
             top = std::max(top, std::abs(x[32 * b + i]));
             EXPECT_LE(std::abs(q[i]), 127);
-            EXPECT_NEAR(static_cast<float>(q[i]) * meta[0], x[32 * b + i], meta[0] * 0.5001f + 1e-36f);
+            EXPECT_NEAR(static_cast<float>(q[i]) * meta[0], x[32 * b + i],
+                        meta[0] * 0.5001f + 1e-36f);
         }
         EXPECT_NEAR(meta[0], top / 127, top * 1e-8f + 1e-36f);
         EXPECT_FLOAT_EQ(meta[1], meta[0] * static_cast<float>(sum[0] + sum[1]));
@@ -234,7 +250,8 @@ TEST_P(RowKernels, RmsNormRopeAndSwiGluFollowFloat64) {
         double sum = 0;
         for (const float v : x) sum += static_cast<double>(v) * v;
         const double r = 1 / std::sqrt(sum / static_cast<double>(n) + 1e-5);
-        for (size_t i = 0; i < n; ++i) EXPECT_NEAR(out[i], x[i] * r * w[i], 2e-6 * std::abs(x[i] * r) + 1e-12);
+        for (size_t i = 0; i < n; ++i)
+            EXPECT_NEAR(out[i], x[i] * r * w[i], 2e-6 * std::abs(x[i] * r) + 1e-12);
         kernels_.swiglu(x.data(), w.data(), out.data(), n);
         for (size_t i = 0; i < n; ++i) {
             const double want = x[i] / (1 + std::exp(-static_cast<double>(x[i]))) * w[i];
@@ -254,8 +271,12 @@ TEST_P(RowKernels, RmsNormRopeAndSwiGluFollowFloat64) {
         auto y = x;
         kernels_.rope(y.data(), c.data(), s.data(), half);
         for (size_t i = 0; i < half; ++i) {
-            EXPECT_NEAR(y[i], static_cast<double>(x[i]) * c[i] - static_cast<double>(x[half + i]) * s[i], 1e-6);
-            EXPECT_NEAR(y[half + i], static_cast<double>(x[half + i]) * c[i] + static_cast<double>(x[i]) * s[i], 1e-6);
+            EXPECT_NEAR(y[i],
+                        static_cast<double>(x[i]) * c[i] - static_cast<double>(x[half + i]) * s[i],
+                        1e-6);
+            EXPECT_NEAR(y[half + i],
+                        static_cast<double>(x[half + i]) * c[i] + static_cast<double>(x[i]) * s[i],
+                        1e-6);
         }
     }
 }

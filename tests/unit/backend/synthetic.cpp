@@ -12,7 +12,8 @@ namespace {
 
 using tensor::DType;
 
-/// Makes the f16 fields of random block bytes sensible: scales of about `magnitude` over the quants' range.
+/// Makes the f16 fields of random block bytes sensible: scales of about `magnitude` over the
+/// quants' range.
 void set_scales(Rng& rng, DType type, std::byte* block, float magnitude) {
     const auto put = [&](size_t at, float v) {
         const uint16_t h = tensor::f32_to_f16(v);
@@ -20,22 +21,40 @@ void set_scales(Rng& rng, DType type, std::byte* block, float magnitude) {
     };
     const float s = magnitude * (0.6f + 0.4f * rng.symmetric());
     switch (type) {
-        case DType::kQ8_0: put(0, s / 128); break;
-        case DType::kQ4_0: put(0, s / 8); break;
-        case DType::kQ4_1: put(0, s / 8), put(2, -s * 0.9f); break;
-        case DType::kQ5_0: put(0, -s / 16); break;
-        case DType::kQ5_1: put(0, s / 16), put(2, -s * 1.1f); break;
-        case DType::kQ4_K: put(0, s / 8 / 40), put(2, s / 40); break;
-        case DType::kQ5_K: put(0, s / 16 / 40), put(2, s / 40); break;
-        case DType::kQ6_K: put(208, s / 32 / 100); break;
-        default: break;
+        case DType::kQ8_0:
+            put(0, s / 128);
+            break;
+        case DType::kQ4_0:
+            put(0, s / 8);
+            break;
+        case DType::kQ4_1:
+            put(0, s / 8), put(2, -s * 0.9f);
+            break;
+        case DType::kQ5_0:
+            put(0, -s / 16);
+            break;
+        case DType::kQ5_1:
+            put(0, s / 16), put(2, -s * 1.1f);
+            break;
+        case DType::kQ4_K:
+            put(0, s / 8 / 40), put(2, s / 40);
+            break;
+        case DType::kQ5_K:
+            put(0, s / 16 / 40), put(2, s / 40);
+            break;
+        case DType::kQ6_K:
+            put(208, s / 32 / 100);
+            break;
+        default:
+            break;
     }
 }
 
 struct Reference {
     const Plan& plan;
     std::array<std::vector<std::vector<double>>, static_cast<size_t>(Slot::kCount)> slot;
-    std::vector<std::vector<double>> keys, values;  ///< [token][kv_heads · head_dim] of the layer at hand
+    std::vector<std::vector<double>> keys,
+        values;  ///< [token][kv_heads · head_dim] of the layer at hand
 
     std::vector<double>& at(Slot s, size_t t) { return slot[static_cast<size_t>(s)][t]; }
     size_t tokens() const { return slot[0].size(); }
@@ -76,7 +95,8 @@ struct Reference {
                 for (size_t h = 0; h < x->size() / hd; ++h) {
                     for (size_t i = 0; i < half; ++i) {
                         const double a = static_cast<double>(t) * plan.rope.inv_freq[i];
-                        const double c = std::cos(a) * plan.rope.scale, n = std::sin(a) * plan.rope.scale;
+                        const double c = std::cos(a) * plan.rope.scale,
+                                     n = std::sin(a) * plan.rope.scale;
                         double& p = (*x)[h * hd + i];
                         double& q = (*x)[h * hd + half + i];
                         const double p0 = p;
@@ -103,13 +123,15 @@ struct Reference {
                 double top = -1e300, sum = 0;
                 for (size_t j = 0; j <= t; ++j) {
                     double dot = 0;
-                    for (size_t d = 0; d < hd; ++d) dot += at(Slot::kQ, t)[h * hd + d] * keys[j][kv + d];
+                    for (size_t d = 0; d < hd; ++d)
+                        dot += at(Slot::kQ, t)[h * hd + d] * keys[j][kv + d];
                     p[j] = dot / std::sqrt(static_cast<double>(hd));
                     top = std::max(top, p[j]);
                 }
                 for (double& x : p) sum += x = std::exp(x - top);
                 for (size_t j = 0; j <= t; ++j)
-                    for (size_t d = 0; d < hd; ++d) out[h * hd + d] += p[j] / sum * values[j][kv + d];
+                    for (size_t d = 0; d < hd; ++d)
+                        out[h * hd + d] += p[j] / sum * values[j][kv + d];
             }
         }
     }
@@ -134,7 +156,8 @@ std::vector<std::string> available_isas() {
     return out;
 }
 
-tensor::TensorView TensorStore::random(Rng& rng, DType type, size_t rows, size_t cols, float magnitude) {
+tensor::TensorView TensorStore::random(Rng& rng, DType type, size_t rows, size_t cols,
+                                       float magnitude) {
     const tensor::BlockShape b = tensor::block_shape(type);
     auto& bytes = bytes_.emplace_back(rows * cols / b.elements * b.bytes);
     for (size_t at = 0; at < bytes.size(); at += b.bytes) {
@@ -169,7 +192,9 @@ std::vector<float> dequantize(const tensor::TensorView& t) {
     return out;
 }
 
-ModelShape wide_shape() { return {2, 256, 4, 2, 64, 512, 72, 2048}; }
+ModelShape wide_shape() {
+    return {2, 256, 4, 2, 64, 512, 72, 2048};
+}
 
 Plan make_plan(const ModelOptions& o) {
     auto store = std::make_shared<TensorStore>();
@@ -190,19 +215,23 @@ Plan make_plan(const ModelOptions& o) {
     const size_t q = size_t{s.heads} * s.head_dim, kv = size_t{s.kv_heads} * s.head_dim;
     for (uint32_t l = 0; l < s.layers; ++l) {
         std::vector<Step> layer;
-        layer.emplace_back(RmsNorm{Slot::kHidden, Slot::kNorm, store->around_one(rng, s.hidden), 1e-5f});
+        layer.emplace_back(
+            RmsNorm{Slot::kHidden, Slot::kNorm, store->around_one(rng, s.hidden), 1e-5f});
         layer.emplace_back(MatMul{Slot::kNorm, Slot::kQ, matrix(q, s.hidden), bias(q)});
         layer.emplace_back(MatMul{Slot::kNorm, Slot::kK, matrix(kv, s.hidden), bias(kv)});
         layer.emplace_back(MatMul{Slot::kNorm, Slot::kV, matrix(kv, s.hidden), bias(kv)});
         if (o.qk_norm) {
-            layer.emplace_back(RmsNorm{Slot::kQ, Slot::kQ, store->around_one(rng, s.head_dim), 1e-6f, s.heads});
-            layer.emplace_back(RmsNorm{Slot::kK, Slot::kK, store->around_one(rng, s.head_dim), 1e-6f, s.kv_heads});
+            layer.emplace_back(
+                RmsNorm{Slot::kQ, Slot::kQ, store->around_one(rng, s.head_dim), 1e-6f, s.heads});
+            layer.emplace_back(
+                RmsNorm{Slot::kK, Slot::kK, store->around_one(rng, s.head_dim), 1e-6f, s.kv_heads});
         }
         layer.emplace_back(ApplyRope{});
         layer.emplace_back(KvAppend{});
         layer.emplace_back(Attention{});
         layer.emplace_back(MatMul{Slot::kAttn, Slot::kHidden, matrix(s.hidden, q), {}, true});
-        layer.emplace_back(RmsNorm{Slot::kHidden, Slot::kNorm, store->around_one(rng, s.hidden), 1e-5f});
+        layer.emplace_back(
+            RmsNorm{Slot::kHidden, Slot::kNorm, store->around_one(rng, s.hidden), 1e-5f});
         layer.emplace_back(MatMul{Slot::kNorm, Slot::kGate, matrix(s.ffn, s.hidden), {}});
         layer.emplace_back(MatMul{Slot::kNorm, Slot::kUp, matrix(s.ffn, s.hidden), {}});
         layer.emplace_back(SwiGlu{});

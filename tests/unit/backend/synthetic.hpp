@@ -25,7 +25,9 @@ class Rng {
     /// A number below n.
     uint32_t below(uint32_t n) { return static_cast<uint32_t>(next() % n); }
     /// Even over -1 … 1.
-    float symmetric() { return static_cast<float>(static_cast<double>(next() >> 11) * 0x1p-52 - 1.0); }
+    float symmetric() {
+        return static_cast<float>(static_cast<double>(next() >> 11) * 0x1p-52 - 1.0);
+    }
 
   private:
     uint64_t state_;
@@ -42,7 +44,8 @@ inline constexpr tensor::DType kAllTypes[] = {
 /// Tensors with random content of about `magnitude`, and the bytes they view.
 class TensorStore {
   public:
-    tensor::TensorView random(Rng& rng, tensor::DType type, size_t rows, size_t cols, float magnitude);
+    tensor::TensorView random(Rng& rng, tensor::DType type, size_t rows, size_t cols,
+                              float magnitude);
     tensor::TensorView around_one(Rng& rng, size_t n);
 
   private:
@@ -64,7 +67,9 @@ struct ModelOptions {
 /// Sizes that every type can hold: columns multiples of 256.
 [[nodiscard]] ModelShape wide_shape();
 
-/// Logits of the last token of `tokens`, in float64 from the dequantised weights; nothing else is rounded.
-[[nodiscard]] std::vector<double> reference_logits(const Plan& plan, const std::vector<int32_t>& tokens);
+/// Logits of the last token of `tokens`, in float64 from the dequantised weights; nothing else is
+/// rounded.
+[[nodiscard]] std::vector<double> reference_logits(const Plan& plan,
+                                                   const std::vector<int32_t>& tokens);
 
 }  // namespace baton::backend::test

@@ -32,14 +32,16 @@ TEST(ThreadPool, RunsEachChunkOnceAndShowsWhatItWrote) {
 TEST(ThreadPool, WakesWorkersThatSleep) {
     ThreadPool pool(3);
     for (int round = 0; round < 20; ++round) {
-        // Longer than the spin: workers sleep meanwhile, and the caller sleeps while the last chunk runs.
+        // Longer than the spin: workers sleep meanwhile, and the caller sleeps while the last chunk
+        // runs.
         const auto start = std::chrono::steady_clock::now();
         while (std::chrono::steady_clock::now() - start < std::chrono::microseconds(300)) {
         }
         std::atomic<uint32_t> sum{0};
         pool.run(64, [&](uint32_t chunk, uint32_t thread) {
             const auto t = std::chrono::steady_clock::now();
-            while (thread != 0 && std::chrono::steady_clock::now() - t < std::chrono::microseconds(60)) {
+            while (thread != 0 &&
+                   std::chrono::steady_clock::now() - t < std::chrono::microseconds(60)) {
             }
             sum.fetch_add(chunk);
         });
@@ -54,7 +56,8 @@ TEST(ThreadPool, ManyPoolsOnFewCoresGoOn) {
         callers.emplace_back([&] {
             ThreadPool pool(3);
             for (int round = 0; round < 500; ++round)
-                pool.run(8, [&](uint32_t, uint32_t) { total.fetch_add(1, std::memory_order_relaxed); });
+                pool.run(
+                    8, [&](uint32_t, uint32_t) { total.fetch_add(1, std::memory_order_relaxed); });
         });
     }
     for (auto& c : callers) c.join();
