@@ -54,6 +54,7 @@ Slot slot_at(const std::byte* base, const FilePlan& plan, uint32_t slot) { retur
 /// The offer is looked at before and after: the first look keeps out the progress of the offer before, the second that of
 /// the offer after.
 std::optional<Progress> read_progress(const Slot& slot, OfferId offer) {
+    if (!offer) return std::nullopt;  // 0 marks a slot that is nobody's
     if (slot.offer().load(std::memory_order_acquire) != offer.value) return std::nullopt;
     const uint64_t word = slot.progress().load(std::memory_order_acquire);
     if (slot.offer().load(std::memory_order_acquire) != offer.value) return std::nullopt;

@@ -127,7 +127,7 @@ TEST(PoolView, ProgressNeverBelongsToAnotherOffer) {
     auto pool = make_pool(layout, 1);
     auto view = PoolView::map(copy_of(pool->fd()), layout, 1);
     ASSERT_TRUE(view);
-    constexpr uint64_t kOffers = 20'000;
+    constexpr uint64_t kOffers = 50'000;
     std::atomic<uint64_t> current{0};
     std::thread writer([&] {
         for (uint64_t id = 1; id <= kOffers; ++id) {
@@ -139,12 +139,14 @@ TEST(PoolView, ProgressNeverBelongsToAnotherOffer) {
         current = kOffers + 1;
     });
     uint64_t seen = 0;
-    for (uint64_t id = 0; id <= kOffers; id = current.load(std::memory_order_relaxed)) {
-        const auto p = view->progress(0, OfferId{id});
-        if (!p || p->begin == 0) continue;
-        ++seen;
-        ASSERT_EQ(p->begin, id);
-    }
+    // Asks for the open offer and for the next one, so that it may be opened between two looks.
+    for (uint64_t id = 0; id <= kOffers; id = current.load(std::memory_order_relaxed))
+        for (const uint64_t ask : {id, id + 1}) {
+            const auto p = view->progress(0, OfferId{ask});
+            if (!p || p->begin == 0) continue;
+            ++seen;
+            EXPECT_EQ(p->begin, ask);
+        }
     writer.join();
     RecordProperty("seen", static_cast<int>(seen));
 }

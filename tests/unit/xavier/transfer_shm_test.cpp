@@ -166,6 +166,31 @@ TEST(TransferShm, ReusedBlocksNeverPassForTheOffers) {
     EXPECT_GT(refused, 0);
 }
 
+TEST(TransferShm, RaisedGenerationFailsThePull) {
+    // A block was reused although the offer is open (a bug elsewhere), before or after the pull began.
+    std::mt19937 rng(31);
+    Shm s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kKvFirst, 64));
+    for (uint64_t id = 1; id <= 20; ++id) {
+        Handoff h = make_handoff(rng, *s.p, *s.d, id, 0, 60, 2);
+        s.p->open_progress(h.open);
+        const BlockId reused = h.open.blocks[2 + rng() % (h.open.blocks.size() - 2)];
+        if (id % 2 == 0) s.thread->start_pull(h.pull);
+        s.p->set_progress(0, 0, 30, 3);
+        s.p->set_generation(reused, 2);
+        s.p->set_progress(0, 30, 60, 3);
+        if (id % 2 == 1) s.thread->start_pull(h.pull);
+        EXPECT_EQ(s.reports.pull(id).reason, "generation");
+        s.p->close_progress({0, h.open.offer});
+    }
+    // One that is not pulled does not matter.
+    Handoff h = make_handoff(rng, *s.p, *s.d, 100, 0, 60, 2);
+    s.p->open_progress(h.open);
+    s.p->set_generation(h.open.blocks[1], 2);
+    s.p->set_progress(0, 0, 60, 3);
+    s.thread->start_pull(h.pull);
+    EXPECT_TRUE(s.reports.pull(100).ok);
+}
+
 TEST(TransferShm, CloseDuringThePullEndsIt) {
     std::mt19937 rng(3);
     Shm s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64));
