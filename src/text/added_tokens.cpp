@@ -10,7 +10,9 @@ namespace {
 bool word_before(std::string_view text, size_t pos) {
     return pos > 0 && is_regex_word(decode_utf8(text, previous_utf8(text, pos)).code);
 }
-bool word_at(std::string_view text, size_t pos) { return pos < text.size() && is_regex_word(decode_utf8(text, pos).code); }
+bool word_at(std::string_view text, size_t pos) {
+    return pos < text.size() && is_regex_word(decode_utf8(text, pos).code);
+}
 
 size_t space_begin(std::string_view text, size_t pos, size_t floor) {
     while (pos > floor) {
@@ -36,8 +38,9 @@ void AddedTokens::Trie::add(std::string_view content, int32_t token) {
     for (const char c : content) {
         const auto byte = static_cast<uint8_t>(c);
         auto& next = nodes[at].next;
-        const auto it = std::lower_bound(next.begin(), next.end(), byte,
-                                         [](const auto& edge, uint8_t b) { return edge.first < b; });
+        const auto it =
+            std::lower_bound(next.begin(), next.end(), byte,
+                             [](const auto& edge, uint8_t b) { return edge.first < b; });
         if (it != next.end() && it->first == byte) {
             at = it->second;
         } else {
@@ -66,8 +69,9 @@ int32_t AddedTokens::Trie::longest(std::string_view text, size_t pos, size_t& en
         if (pos >= text.size()) break;
         const auto byte = static_cast<uint8_t>(text[pos]);
         const auto& next = nodes[at].next;
-        const auto it = std::lower_bound(next.begin(), next.end(), byte,
-                                         [](const auto& edge, uint8_t b) { return edge.first < b; });
+        const auto it =
+            std::lower_bound(next.begin(), next.end(), byte,
+                             [](const auto& edge, uint8_t b) { return edge.first < b; });
         at = it != next.end() && it->first == byte ? it->second : 0;
     }
     return best;
@@ -92,8 +96,8 @@ const AddedToken* AddedTokens::find(TokenId id) const {
     return it == by_id_.end() ? nullptr : &tokens_[it->second];
 }
 
-void AddedTokens::split(std::string_view text, bool normalized, const Allowed& special_allowed, bool retry,
-                        std::vector<AddedSplit>& out) const {
+void AddedTokens::split(std::string_view text, bool normalized, const Allowed& special_allowed,
+                        bool retry, std::vector<AddedSplit>& out) const {
     const Trie& trie = tries_[normalized ? 1 : 0];
     size_t done = 0;  // everything before this is in `out`
     for (size_t pos = 0; pos < text.size();) {
@@ -110,9 +114,10 @@ void AddedTokens::split(std::string_view text, bool normalized, const Allowed& s
             if (retry) pos = match.begin + 1;
             continue;
         }
-        if (token.single_word && (word_before(text, match.begin) || word_at(text, match.end))) continue;
-        // A match inside the white space that the token before took counts all the same, and text goes on after it:
-        // Hugging Face's rule.
+        if (token.single_word && (word_before(text, match.begin) || word_at(text, match.end)))
+            continue;
+        // A match inside the white space that the token before took counts all the same, and text
+        // goes on after it: Hugging Face's rule.
         const size_t begin = token.lstrip ? space_begin(text, match.begin, done) : match.begin;
         const size_t stop = token.rstrip ? space_end(text, match.end) : match.end;
         if (begin > done) out.push_back({{done, begin}, -1});

@@ -32,8 +32,9 @@ struct AddedSplit {
     TokenId id = -1;
 };
 
-/// Leftmost-longest matching of added tokens, with the flags as in Hugging Face tokenizers: those with
-/// normalized = false in the raw text, the others in the normalised text. Immutable after build().
+/// Leftmost-longest matching of added tokens, with the flags as in Hugging Face tokenizers: those
+/// with normalized = false in the raw text, the others in the normalised text. Immutable after
+/// build().
 class AddedTokens {
   public:
     /// Takes the tokens (ids already checked) and prepares both tries.
@@ -42,14 +43,17 @@ class AddedTokens {
     /// Whether a special token may be recognised in these bytes; null means always.
     using Allowed = std::function<bool(Span)>;
     /// Splits `text` by the tokens matched before (`normalized` = false) or after normalisation.
-    /// `retry`: after a refused match, search again one byte on, so that a refused one cannot hide another.
+    /// `retry`: after a refused match, search again one byte on, so that a refused one cannot hide
+    /// another.
     void split(std::string_view text, bool normalized, const Allowed& special_allowed, bool retry,
                std::vector<AddedSplit>& out) const;
 
     [[nodiscard]] const std::vector<AddedToken>& tokens() const { return tokens_; }
     [[nodiscard]] const AddedToken* find(TokenId id) const;
     /// True when some special token is matched in normalised text.
-    [[nodiscard]] bool empty(bool normalized) const { return tries_[normalized ? 1 : 0].nodes.size() <= 1; }
+    [[nodiscard]] bool empty(bool normalized) const {
+        return tries_[normalized ? 1 : 0].nodes.size() <= 1;
+    }
 
   private:
     struct Node {

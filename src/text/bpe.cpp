@@ -11,7 +11,8 @@ namespace {
 constexpr size_t kShortPiece = 32;
 
 bool stands_for_itself(uint32_t byte) {
-    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) ||
+           (byte >= 0xAE && byte <= 0xFF);
 }
 
 struct ByteAlphabet {
@@ -32,7 +33,8 @@ const ByteAlphabet& alphabet() {
 }
 
 uint64_t pair_key(TokenId left, TokenId right) {
-    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) |
+           static_cast<uint32_t>(right);
 }
 uint64_t mix(uint64_t key) {
     key ^= key >> 32;
@@ -47,8 +49,12 @@ std::string byte_token(unsigned byte) {
 
 }  // namespace
 
-uint32_t byte_to_char(uint8_t byte) { return alphabet().chars[byte]; }
-int char_to_byte(uint32_t code) { return code < alphabet().bytes.size() ? alphabet().bytes[code] : -1; }
+uint32_t byte_to_char(uint8_t byte) {
+    return alphabet().chars[byte];
+}
+int char_to_byte(uint32_t code) {
+    return code < alphabet().bytes.size() ? alphabet().bytes[code] : -1;
+}
 
 void Bpe::MergeTable::reserve(size_t count) {
     size_t size = 16;
@@ -72,8 +78,8 @@ const Bpe::MergeTable::Entry* Bpe::MergeTable::get(TokenId left, TokenId right) 
     return nullptr;
 }
 
-Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges, Options options,
-                         const std::unordered_set<TokenId>& barred) {
+Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
+                         Options options, const std::unordered_set<TokenId>& barred) {
     Bpe bpe;
     bpe.options_ = std::move(options);
     bpe.tokens_ = std::move(tokens);
@@ -83,7 +89,8 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
         const std::string& spelling = bpe.tokens_[id];
         if (spelling.empty()) continue;
         if (!bpe.ids_.emplace(spelling, static_cast<TokenId>(id)).second) {
-            return fail(ErrorCode::kCorrupt, "tokenizer: token " + std::to_string(id) + " repeats another's spelling");
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: token " + std::to_string(id) + " repeats another's spelling");
         }
     }
     bpe.merges_.reserve(merges.size() + 1);
@@ -94,10 +101,11 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
         const TokenId right = bpe.find(merges[rank].right);
         const TokenId result = bpe.find(joined);
         if (left < 0 || right < 0 || result < 0) {
-            return fail(ErrorCode::kCorrupt,
-                        "tokenizer: merge " + std::to_string(rank) + " uses a token that is not in the vocabulary");
+            return fail(ErrorCode::kCorrupt, "tokenizer: merge " + std::to_string(rank) +
+                                                 " uses a token that is not in the vocabulary");
         }
-        if (!barred.contains(result)) bpe.merges_.put(left, right, static_cast<uint32_t>(rank), result);
+        if (!barred.contains(result))
+            bpe.merges_.put(left, right, static_cast<uint32_t>(rank), result);
     }
     for (unsigned byte = 0; byte < 256; ++byte) {
         std::string spelling;
@@ -107,7 +115,8 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
     }
     if (!bpe.options_.unk_token.empty()) {
         bpe.unk_ = bpe.find(bpe.options_.unk_token);
-        if (bpe.unk_ < 0) return fail(ErrorCode::kCorrupt, "tokenizer: unk_token is not in the vocabulary");
+        if (bpe.unk_ < 0)
+            return fail(ErrorCode::kCorrupt, "tokenizer: unk_token is not in the vocabulary");
     }
     return bpe;
 }
@@ -118,8 +127,9 @@ TokenId Bpe::find(std::string_view token) const {
 }
 
 std::string_view Bpe::token(TokenId id) const {
-    return id >= 0 && static_cast<size_t>(id) < tokens_.size() ? std::string_view(tokens_[static_cast<size_t>(id)])
-                                                               : std::string_view();
+    return id >= 0 && static_cast<size_t>(id) < tokens_.size()
+               ? std::string_view(tokens_[static_cast<size_t>(id)])
+               : std::string_view();
 }
 
 void Bpe::encode(std::string_view piece, std::vector<TokenId>& out) const {
@@ -185,9 +195,10 @@ void Bpe::char_symbols(std::string_view piece, std::vector<TokenId>& out) const 
             unk_open = false;
             continue;
         }
-        const bool bytes_known = options_.byte_fallback && std::all_of(one.begin(), one.end(), [this](char c) {
-                                     return byte_tokens_[static_cast<uint8_t>(c)] >= 0;
-                                 });
+        const bool bytes_known =
+            options_.byte_fallback && std::all_of(one.begin(), one.end(), [this](char c) {
+                return byte_tokens_[static_cast<uint8_t>(c)] >= 0;
+            });
         if (bytes_known) {
             for (const char c : one) out.push_back(byte_tokens_[static_cast<uint8_t>(c)]);
             unk_open = false;
@@ -204,7 +215,8 @@ void Bpe::merge_short(std::vector<TokenId>& ids) const {
     for (;;) {
         size_t best = SIZE_MAX;
         for (size_t i = 0; i + 1 < ids.size(); ++i) {
-            if (next[i] != nullptr && (best == SIZE_MAX || next[i]->rank < next[best]->rank)) best = i;
+            if (next[i] != nullptr && (best == SIZE_MAX || next[i]->rank < next[best]->rank))
+                best = i;
         }
         if (best == SIZE_MAX) return;
         ids[best] = next[best]->result;
@@ -215,7 +227,8 @@ void Bpe::merge_short(std::vector<TokenId>& ids) const {
     }
 }
 
-// A heap of (rank, position) keys. A key is stale when the pair at its position has another rank by then.
+// A heap of (rank, position) keys. A key is stale when the pair at its position has another rank by
+// then.
 void Bpe::merge_long(std::vector<TokenId>& ids) const {
     const size_t count = ids.size();
     std::vector<uint32_t> right(count);
@@ -227,12 +240,14 @@ void Bpe::merge_long(std::vector<TokenId>& ids) const {
         left[i] = i == 0 ? end : i - 1;
         right[i] = i + 1;
         if (i + 1 == end) continue;
-        if (const auto* merge = merges_.get(ids[i], ids[i + 1])) keys.push_back((uint64_t{merge->rank} << 32) | i);
+        if (const auto* merge = merges_.get(ids[i], ids[i + 1]))
+            keys.push_back((uint64_t{merge->rank} << 32) | i);
     }
     std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap({}, std::move(keys));
     const auto offer = [&](uint32_t at) {
         if (at == end || right[at] == end) return;
-        if (const auto* merge = merges_.get(ids[at], ids[right[at]])) heap.push((uint64_t{merge->rank} << 32) | at);
+        if (const auto* merge = merges_.get(ids[at], ids[right[at]]))
+            heap.push((uint64_t{merge->rank} << 32) | at);
     };
     while (!heap.empty()) {
         const uint64_t key = heap.top();

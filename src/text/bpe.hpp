@@ -13,7 +13,8 @@
 
 namespace baton::text {
 
-/// Byte-pair merges over one piece of text, equal to Hugging Face tokenizers' BPE. Immutable after build().
+/// Byte-pair merges over one piece of text, equal to Hugging Face tokenizers' BPE. Immutable after
+/// build().
 class Bpe {
   public:
     struct Options {
@@ -35,10 +36,11 @@ class Bpe {
     Bpe& operator=(const Bpe&) = delete;
     ~Bpe() = default;
 
-    /// `tokens[id]` is the spelling ("" for holes); `barred` ids never come out of merges or look-ups (special
-    /// tokens: text alone must not make them). kCorrupt with the reason for a vocabulary that does not fit together.
-    static Expected<Bpe> build(std::vector<std::string> tokens, const std::vector<Merge>& merges, Options options,
-                               const std::unordered_set<TokenId>& barred);
+    /// `tokens[id]` is the spelling ("" for holes); `barred` ids never come out of merges or
+    /// look-ups (special tokens: text alone must not make them). kCorrupt with the reason for a
+    /// vocabulary that does not fit together.
+    static Expected<Bpe> build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
+                               Options options, const std::unordered_set<TokenId>& barred);
 
     /// Appends the ids of `piece`. O(n log n).
     void encode(std::string_view piece, std::vector<TokenId>& out) const;
@@ -83,7 +85,8 @@ class Bpe {
     TokenId unk_ = -1;
 };
 
-/// The GPT-2 alphabet: the character that stands for a byte, and back (-1 where a character stands for none).
+/// The GPT-2 alphabet: the character that stands for a byte, and back (-1 where a character stands
+/// for none).
 [[nodiscard]] uint32_t byte_to_char(uint8_t byte);
 [[nodiscard]] int char_to_byte(uint32_t code);
 

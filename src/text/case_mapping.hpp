@@ -8,7 +8,8 @@ namespace baton::text {
 
 enum class Case : uint8_t { kLower, kUpper, kTitle };
 
-/// Appends the full case mapping of one code point (ß upper is SS), as Python's str methods map it without context.
+/// Appends the full case mapping of one code point (ß upper is SS), as Python's str methods map it
+/// without context.
 void append_case(std::string& out, uint32_t code, Case wanted);
 /// str.lower() of one code point inside a word: a capital sigma at a word's end becomes ς.
 [[nodiscard]] bool is_final_sigma(std::string_view text, size_t pos);

@@ -15,8 +15,8 @@ namespace {
 using jinja::Kind;
 using jinja::Value;
 
-/// Builds the template's variables from the context. Every string is marked as the user's, but those of the model's
-/// own special tokens (bos_token and the like) at the top level.
+/// Builds the template's variables from the context. Every string is marked as the user's, but
+/// those of the model's own special tokens (bos_token and the like) at the top level.
 class ContextBuilder final : public JsonHandler {
   public:
     explicit ContextBuilder(jinja::Vm& vm) : vm_(vm) {}
@@ -31,8 +31,8 @@ class ContextBuilder final : public JsonHandler {
             if (parsed.ec == std::errc()) return add(Value::of_int(value));
             if (source.size() > 4300) return false;
             if (!vm_.room(source.size())) return false;
-            return add(Value::of_object(Kind::kBigInt,
-                                        std::make_shared<jinja::BigIntObject>(&vm_.budget(), std::string(source))));
+            return add(Value::of_object(Kind::kBigInt, std::make_shared<jinja::BigIntObject>(
+                                                           &vm_.budget(), std::string(source))));
         }
         double value = 0;
         const auto parsed = std::from_chars(source.data(), end, value);
@@ -81,7 +81,8 @@ class ContextBuilder final : public JsonHandler {
         Open done = std::move(open_.back());
         open_.pop_back();
         if (open_.empty()) return true;
-        return add(done.object ? vm_.make_dict(std::move(done.members)) : vm_.make_list(std::move(done.items)));
+        return add(done.object ? vm_.make_dict(std::move(done.members))
+                               : vm_.make_list(std::move(done.items)));
     }
     bool add(Value value) {
         if (vm_.failed()) return false;
@@ -134,8 +135,11 @@ class JinjaTemplate final : public ChatTemplate {
         ContextBuilder context(vm);
         const Expected<void> parsed = parse_json(context_json, limits::kJsonDepthMax, context);
         if (vm.failed()) return fail(ErrorCode::kInvalidArgument, "chat template: " + vm.error());
-        if (!parsed) return fail(ErrorCode::kInvalidArgument, "chat template context: " + parsed.error().message);
-        if (!context.is_object()) return fail(ErrorCode::kInvalidArgument, "chat template context is not an object");
+        if (!parsed)
+            return fail(ErrorCode::kInvalidArgument,
+                        "chat template context: " + parsed.error().message);
+        if (!context.is_object())
+            return fail(ErrorCode::kInvalidArgument, "chat template context is not an object");
         for (auto& [name, value] : context.variables()) {
             const auto it = ids_.find(name);
             if (it != ids_.end()) scope->set(it->second, std::move(value));
@@ -144,8 +148,9 @@ class JinjaTemplate final : public ChatTemplate {
         vm.run(scope, out);
         if (vm.failed()) {
             if (vm.raised()) return fail(ErrorCode::kInvalidArgument, vm.error());
-            return fail(ErrorCode::kInvalidArgument,
-                        "chat template, line " + std::to_string(vm.error_line()) + ": " + vm.error());
+            return fail(
+                ErrorCode::kInvalidArgument,
+                "chat template, line " + std::to_string(vm.error_line()) + ": " + vm.error());
         }
         return to_segments(out);
     }

@@ -15,30 +15,46 @@ using ExprPtr = std::unique_ptr<Expr>;
 using NameId = uint32_t;
 
 enum class ExprKind : uint8_t {
-    kConst,     // value
-    kName,      // name
-    kNsRef,     // name . text: only an assignment target
-    kList,      // kids
-    kTuple,     // kids
-    kDict,      // kids: key, value, key, value…
-    kGetAttr,   // kids[0] . text
-    kGetItem,   // kids[0] [kids[1]]
-    kSlice,     // kids[0..2], null where absent
-    kCall,      // kids[0](args)
-    kFilter,    // kids[0] | text(args); kids[0] null in filter blocks
-    kTest,      // kids[0] is text(args)
+    kConst,    // value
+    kName,     // name
+    kNsRef,    // name . text: only an assignment target
+    kList,     // kids
+    kTuple,    // kids
+    kDict,     // kids: key, value, key, value…
+    kGetAttr,  // kids[0] . text
+    kGetItem,  // kids[0] [kids[1]]
+    kSlice,    // kids[0..2], null where absent
+    kCall,     // kids[0](args)
+    kFilter,   // kids[0] | text(args); kids[0] null in filter blocks
+    kTest,     // kids[0] is text(args)
     kNot,
     kNeg,
     kPos,
     kAnd,
     kOr,
-    kCond,      // kids: test, then, else or null
-    kBinary,    // op
-    kConcat,    // kids
-    kCompare,   // kids[0] ops[i] kids[i+1]
+    kCond,     // kids: test, then, else or null
+    kBinary,   // op
+    kConcat,   // kids
+    kCompare,  // kids[0] ops[i] kids[i+1]
 };
 
-enum class Op : uint8_t { kAdd, kSub, kMul, kDiv, kFloorDiv, kMod, kPow, kEq, kNe, kLt, kLe, kGt, kGe, kIn, kNotIn };
+enum class Op : uint8_t {
+    kAdd,
+    kSub,
+    kMul,
+    kDiv,
+    kFloorDiv,
+    kMod,
+    kPow,
+    kEq,
+    kNe,
+    kLt,
+    kLe,
+    kGt,
+    kGe,
+    kIn,
+    kNotIn
+};
 
 struct Expr {
     ExprKind kind = ExprKind::kConst;
@@ -74,17 +90,17 @@ struct MacroDef {
 };
 
 enum class StmtKind : uint8_t {
-    kText,       // text
-    kOutput,     // expr
-    kIf,         // branches, orelse
-    kFor,        // target, expr, test, body, orelse, recursive
-    kSet,        // target, expr
-    kSetBlock,   // target, expr (a filter chain) or null, body
-    kMacro,      // name, macro
-    kCallBlock,  // expr (the call), macro
+    kText,         // text
+    kOutput,       // expr
+    kIf,           // branches, orelse
+    kFor,          // target, expr, test, body, orelse, recursive
+    kSet,          // target, expr
+    kSetBlock,     // target, expr (a filter chain) or null, body
+    kMacro,        // name, macro
+    kCallBlock,    // expr (the call), macro
     kFilterBlock,  // expr (a filter chain), body
-    kWith,       // targets/values in branches' places: target list, value list
-    kScope,      // body in a scope of its own
+    kWith,         // targets/values in branches' places: target list, value list
+    kScope,        // body in a scope of its own
     kBreak,
     kContinue,
 };

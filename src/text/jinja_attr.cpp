@@ -13,10 +13,13 @@ std::string described(const Value& value) {
     return std::string(type_name(value.kind)) + " object";
 }
 
-bool is_dunder(std::string_view name) { return name.size() > 4 && name.starts_with("__") && name.ends_with("__"); }
+bool is_dunder(std::string_view name) {
+    return name.size() > 4 && name.starts_with("__") && name.ends_with("__");
+}
 
 Value missing_attr(Vm& vm, const Value& object, std::string_view name) {
-    return vm.make_undefined("'" + described(object) + "' has no attribute '" + std::string(name.substr(0, 256)) + "'");
+    return vm.make_undefined("'" + described(object) + "' has no attribute '" +
+                             std::string(name.substr(0, 256)) + "'");
 }
 
 Value unsafe(Vm& vm, const Value& object, std::string_view name) {
@@ -43,7 +46,8 @@ struct Bounds {
     }
 };
 
-bool slice_bounds(Vm& vm, const Value& from, const Value& to, const Value& by, int64_t length, Bounds& out) {
+bool slice_bounds(Vm& vm, const Value& from, const Value& to, const Value& by, int64_t length,
+                  Bounds& out) {
     for (const Value* part : {&from, &to, &by}) {
         if (part->is(Kind::kNone) || part->is_int()) continue;
         if (part->is_undefined()) {
@@ -159,13 +163,15 @@ Value macro_attr(Vm& vm, const Value& object, std::string_view name) {
 /// The real attribute of an object (not an item), or missing.
 Value plain_attr(Vm& vm, const Value& object, std::string_view name) {
     switch (find_method(object.kind, name)) {
-        case MethodUse::kForbidden: return unsafe(vm, object, name);
+        case MethodUse::kForbidden:
+            return unsafe(vm, object, name);
         case MethodUse::kCallable: {
             if (!vm.room(sizeof(MethodObject))) return {};
-            return Value::of_object(Kind::kMethod,
-                                    std::make_shared<MethodObject>(&vm.budget(), object, std::string(name)));
+            return Value::of_object(Kind::kMethod, std::make_shared<MethodObject>(
+                                                       &vm.budget(), object, std::string(name)));
         }
-        case MethodUse::kNone: break;
+        case MethodUse::kNone:
+            break;
     }
     if (is_dunder(name)) return unsafe(vm, object, name);
     switch (object.kind) {
@@ -173,8 +179,10 @@ Value plain_attr(Vm& vm, const Value& object, std::string_view name) {
             const Value* found = object.get<NamespaceObject>().find(name);
             return found == nullptr ? Value::missing() : *found;
         }
-        case Kind::kLoop: return loop_attr(vm, object, name);
-        case Kind::kMacro: return macro_attr(vm, object, name);
+        case Kind::kLoop:
+            return loop_attr(vm, object, name);
+        case Kind::kMacro:
+            return macro_attr(vm, object, name);
         case Kind::kTuple: {
             const auto& tuple = object.get<SeqObject>();
             if (tuple.group && name == "grouper") return tuple.items[0];
@@ -188,7 +196,8 @@ Value plain_attr(Vm& vm, const Value& object, std::string_view name) {
             return name == "denominator" ? Value::of_int(1) : Value::missing();
         case Kind::kCycler: {
             const auto& cycler = object.get<CyclerObject>();
-            return name == "current" ? cycler.items[cycler.next % cycler.items.size()] : Value::missing();
+            return name == "current" ? cycler.items[cycler.next % cycler.items.size()]
+                                     : Value::missing();
         }
         case Kind::kRange: {
             const auto& range = object.get<RangeObject>();
@@ -196,7 +205,8 @@ Value plain_attr(Vm& vm, const Value& object, std::string_view name) {
             if (name == "stop") return Value::of_int(range.stop);
             return name == "step" ? Value::of_int(range.step) : Value::missing();
         }
-        default: return Value::missing();
+        default:
+            return Value::missing();
     }
 }
 
@@ -210,14 +220,18 @@ Value plain_item(Vm& vm, const Value& object, const Value& key) {
         case Kind::kStr:
         case Kind::kList:
         case Kind::kTuple:
-        case Kind::kRange: return key.is_int() ? item_at(vm, object, key.as_int()) : Value::missing();
-        default: return Value::missing();
+        case Kind::kRange:
+            return key.is_int() ? item_at(vm, object, key.as_int()) : Value::missing();
+        default:
+            return Value::missing();
     }
 }
 
 }  // namespace
 
-Value Vm::get_attr(const Value& object, const Value& name) { return get_attr(object, name.text()); }
+Value Vm::get_attr(const Value& object, const Value& name) {
+    return get_attr(object, name.text());
+}
 
 Value Vm::get_attr(const Value& object, std::string_view name) {
     if (failed_) return {};
@@ -249,10 +263,11 @@ Value Vm::get_item(const Value& object, const Value& key) {
 Value Vm::slice(const Value& object, const Value& from, const Value& to, const Value& step) {
     if (failed_) return {};
     if (object.is_undefined()) return use_undefined(object);
-    const bool sliceable =
-        object.is_str() || object.is(Kind::kList) || object.is(Kind::kTuple) || object.is(Kind::kRange);
+    const bool sliceable = object.is_str() || object.is(Kind::kList) || object.is(Kind::kTuple) ||
+                           object.is(Kind::kRange);
     if (object.is(Kind::kDict)) return error("unhashable type: 'slice'");
-    if (!sliceable) return error("'" + std::string(type_name(object.kind)) + "' object is not subscriptable");
+    if (!sliceable)
+        return error("'" + std::string(type_name(object.kind)) + "' object is not subscriptable");
     Bounds bounds;
     const int64_t size = length(object).as_int();
     if (!slice_bounds(*this, from, to, step, size, bounds)) return {};
@@ -263,7 +278,8 @@ Value Vm::slice(const Value& object, const Value& from, const Value& to, const V
         const int64_t start = range.start + bounds.start * range.step;
         const int64_t by = range.step * bounds.step;
         const int64_t stop = range.start + bounds.stop * range.step;
-        return Value::of_object(Kind::kRange, std::make_shared<RangeObject>(&budget_, start, stop, by));
+        return Value::of_object(Kind::kRange,
+                                std::make_shared<RangeObject>(&budget_, start, stop, by));
     }
     std::vector<Value> items;
     const auto& all = object.get<SeqObject>().items;

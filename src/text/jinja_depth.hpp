@@ -4,7 +4,8 @@
 
 namespace baton::text::jinja {
 
-/// Statements and expressions nested while running. A frame is well under 1 KiB, so this stays inside 2 MiB of stack.
+/// Statements and expressions nested while running. A frame is well under 1 KiB, so this stays
+/// inside 2 MiB of stack.
 inline constexpr int kEvalDepthMax = 1500;
 
 struct Vm::Depth {

@@ -8,31 +8,41 @@ Value Vm::eval(const Expr& expr, const std::shared_ptr<Scope>& scope) {
     const Depth guard(*this);
     if (!spend()) return {};
     switch (expr.kind) {
-        case ExprKind::kConst: return expr.value;
+        case ExprKind::kConst:
+            return expr.value;
         case ExprKind::kName:
-        case ExprKind::kNsRef: return eval_name(expr, scope);
+        case ExprKind::kNsRef:
+            return eval_name(expr, scope);
         case ExprKind::kList:
-        case ExprKind::kTuple: return eval_list(expr, scope);
-        case ExprKind::kDict: return eval_dict(expr, scope);
-        case ExprKind::kGetAttr: return get_attr(eval(*expr.kids[0], scope), expr.text);
-        case ExprKind::kGetItem: return eval_item(expr, scope);
-        case ExprKind::kSlice: return error("a slice outside a subscript");
+        case ExprKind::kTuple:
+            return eval_list(expr, scope);
+        case ExprKind::kDict:
+            return eval_dict(expr, scope);
+        case ExprKind::kGetAttr:
+            return get_attr(eval(*expr.kids[0], scope), expr.text);
+        case ExprKind::kGetItem:
+            return eval_item(expr, scope);
+        case ExprKind::kSlice:
+            return error("a slice outside a subscript");
         case ExprKind::kCall: {
             const Value callee = eval(*expr.kids[0], scope);
             Args args;
             if (failed_ || !eval_args(expr, args, scope)) return {};
             return call(callee, args);
         }
-        case ExprKind::kFilter: return eval_filter(expr, nullptr, scope);
+        case ExprKind::kFilter:
+            return eval_filter(expr, nullptr, scope);
         case ExprKind::kTest: {
             const Value self = eval(*expr.kids[0], scope);
             Args args;
             if (failed_ || !eval_args(expr, args, scope)) return {};
             return Value::of_bool(call_test(expr.text, self, args));
         }
-        case ExprKind::kNot: return Value::of_bool(!truthy(eval(*expr.kids[0], scope)));
+        case ExprKind::kNot:
+            return Value::of_bool(!truthy(eval(*expr.kids[0], scope)));
         case ExprKind::kNeg:
-        case ExprKind::kPos: return eval_sign(expr, scope);
+        case ExprKind::kPos:
+            return eval_sign(expr, scope);
         case ExprKind::kAnd: {
             Value left = eval(*expr.kids[0], scope);
             return truthy(left) && !failed_ ? eval(*expr.kids[1], scope) : left;
@@ -41,15 +51,18 @@ Value Vm::eval(const Expr& expr, const std::shared_ptr<Scope>& scope) {
             Value left = eval(*expr.kids[0], scope);
             return truthy(left) || failed_ ? left : eval(*expr.kids[1], scope);
         }
-        case ExprKind::kCond: return eval_cond(expr, scope);
+        case ExprKind::kCond:
+            return eval_cond(expr, scope);
         case ExprKind::kBinary: {
             const Value left = eval(*expr.kids[0], scope);
             if (failed_) return {};
             const Value right = eval(*expr.kids[1], scope);
             return failed_ ? Value() : binary(expr.op, left, right);
         }
-        case ExprKind::kConcat: return eval_concat(expr, scope);
-        case ExprKind::kCompare: return eval_compare(expr, scope);
+        case ExprKind::kConcat:
+            return eval_concat(expr, scope);
+        case ExprKind::kCompare:
+            return eval_compare(expr, scope);
     }
     return {};
 }
@@ -58,7 +71,8 @@ Value Vm::eval_name(const Expr& expr, const std::shared_ptr<Scope>& scope) {
     if (const Value* found = scope->find(expr.name)) return *found;
     const std::string& name = program_.names[expr.name];
     if (const Builtin function = find_function(name)) {
-        return Value::of_object(Kind::kFunction, std::make_shared<FunctionObject>(&budget_, name, function));
+        return Value::of_object(Kind::kFunction,
+                                std::make_shared<FunctionObject>(&budget_, name, function));
     }
     return make_undefined("'" + name + "' is undefined");
 }
@@ -79,7 +93,8 @@ Value Vm::eval_dict(const Expr& expr, const std::shared_ptr<Scope>& scope) {
         Value value = eval(*expr.kids[i + 1], scope);
         if (failed_) return {};
         key.clear();
-        if (!dict_key(name, key)) return error("unhashable type: '" + std::string(type_name(name.kind)) + "'");
+        if (!dict_key(name, key))
+            return error("unhashable type: '" + std::string(type_name(name.kind)) + "'");
         items.emplace_back(std::move(name), std::move(value));
     }
     return make_dict(std::move(items));
@@ -127,13 +142,15 @@ Value Vm::eval_sign(const Expr& expr, const std::shared_ptr<Scope>& scope) {
     if (value.is(Kind::kFloat)) return Value::of_float(negative ? -value.real : value.real);
     if (value.is_int()) {
         int64_t result = value.as_int();
-        if (negative && __builtin_sub_overflow(int64_t{0}, result, &result)) return error("integer overflow");
+        if (negative && __builtin_sub_overflow(int64_t{0}, result, &result))
+            return error("integer overflow");
         return Value::of_int(result);
     }
     if (value.is(Kind::kBigInt) && negative) {
         const std::string& digits = value.get<BigIntObject>().digits;
         std::string flipped = digits[0] == '-' ? digits.substr(1) : "-" + digits;
-        return Value::of_object(Kind::kBigInt, std::make_shared<BigIntObject>(&budget_, std::move(flipped)));
+        return Value::of_object(Kind::kBigInt,
+                                std::make_shared<BigIntObject>(&budget_, std::move(flipped)));
     }
     if (value.is_undefined()) return use_undefined(value);
     return error("bad operand type for unary " + std::string(negative ? "-" : "+") + ": '" +
@@ -148,23 +165,36 @@ Value Vm::eval_compare(const Expr& expr, const std::shared_ptr<Scope>& scope) {
         if (failed_) return {};
         bool holds = false;
         switch (expr.ops[i]) {
-            case Op::kEq: holds = equal(left, right); break;
-            case Op::kNe: holds = !equal(left, right); break;
-            case Op::kLt: holds = compare(left, right, "<") == -1; break;
+            case Op::kEq:
+                holds = equal(left, right);
+                break;
+            case Op::kNe:
+                holds = !equal(left, right);
+                break;
+            case Op::kLt:
+                holds = compare(left, right, "<") == -1;
+                break;
             case Op::kLe: {
                 const int order = compare(left, right, "<=");
                 holds = order == -1 || order == 0;
                 break;
             }
-            case Op::kGt: holds = compare(left, right, ">") == 1; break;
+            case Op::kGt:
+                holds = compare(left, right, ">") == 1;
+                break;
             case Op::kGe: {
                 const int order = compare(left, right, ">=");
                 holds = order == 1 || order == 0;
                 break;
             }
-            case Op::kIn: holds = contains(right, left); break;
-            case Op::kNotIn: holds = !contains(right, left); break;
-            default: break;
+            case Op::kIn:
+                holds = contains(right, left);
+                break;
+            case Op::kNotIn:
+                holds = !contains(right, left);
+                break;
+            default:
+                break;
         }
         if (!holds) return Value::of_bool(false);
         left = std::move(right);
@@ -228,7 +258,8 @@ bool Vm::eval_args(const Expr& expr, Args& args, const std::shared_ptr<Scope>& s
 
 Value Vm::call_filter(std::string_view name, const Value& self, Args& args) {
     const Builtin filter = find_filter(name);
-    if (filter == nullptr) return error("no filter named '" + std::string(name.substr(0, 64)) + "'");
+    if (filter == nullptr)
+        return error("no filter named '" + std::string(name.substr(0, 64)) + "'");
     return filter(*this, self, args);
 }
 
@@ -244,9 +275,12 @@ bool Vm::call_test(std::string_view name, const Value& self, Args& args) {
 Value Vm::call(const Value& callee, Args& args) {
     if (failed_) return {};
     switch (callee.kind) {
-        case Kind::kMacro: return call_macro(callee.get<MacroObject>(), args);
-        case Kind::kLoop: return call_loop(callee.get<LoopObject>(), args);
-        case Kind::kFunction: return callee.get<FunctionObject>().call(*this, {}, args);
+        case Kind::kMacro:
+            return call_macro(callee.get<MacroObject>(), args);
+        case Kind::kLoop:
+            return call_loop(callee.get<LoopObject>(), args);
+        case Kind::kFunction:
+            return callee.get<FunctionObject>().call(*this, {}, args);
         case Kind::kMethod: {
             const auto& method = callee.get<MethodObject>();
             return call_method(*this, method.self, method.name, args);
@@ -256,8 +290,10 @@ Value Vm::call(const Value& callee, Args& args) {
             if (joiner.next++ == 0) return make_str("");
             return joiner.items[0];
         }
-        case Kind::kUndefined: return use_undefined(callee);
-        default: return error("'" + std::string(type_name(callee.kind)) + "' object is not callable");
+        case Kind::kUndefined:
+            return use_undefined(callee);
+        default:
+            return error("'" + std::string(type_name(callee.kind)) + "' object is not callable");
     }
 }
 

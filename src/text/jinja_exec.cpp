@@ -12,7 +12,9 @@ constexpr size_t kOneArgument = 1;
 
 }  // namespace
 
-void Vm::run(std::shared_ptr<Scope> root, StrBuilder& out) { (void)exec_body(program_.body, root, out); }
+void Vm::run(std::shared_ptr<Scope> root, StrBuilder& out) {
+    (void)exec_body(program_.body, root, out);
+}
 
 std::shared_ptr<Scope> Vm::make_scope(std::shared_ptr<Scope> parent) {
     auto scope = std::make_shared<Scope>();
@@ -34,14 +36,28 @@ Vm::Flow Vm::exec(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuil
     line_ = stmt.line;
     if (!spend()) return Flow::kBreak;
     switch (stmt.kind) {
-        case StmtKind::kText: out.add(stmt.text.text()); break;
-        case StmtKind::kOutput: append_str(out, eval(*stmt.expr, scope)); break;
-        case StmtKind::kIf: return exec_if(stmt, scope, out);
-        case StmtKind::kFor: return exec_for(stmt, eval(*stmt.expr, scope), 0, scope, out);
-        case StmtKind::kSet: assign(*stmt.target, eval(*stmt.expr, scope), scope); break;
-        case StmtKind::kSetBlock: exec_set_block(stmt, scope); break;
-        case StmtKind::kMacro: scope->set(stmt.name, make_macro(*stmt.macro, scope)); break;
-        case StmtKind::kCallBlock: exec_call_block(stmt, scope, out); break;
+        case StmtKind::kText:
+            out.add(stmt.text.text());
+            break;
+        case StmtKind::kOutput:
+            append_str(out, eval(*stmt.expr, scope));
+            break;
+        case StmtKind::kIf:
+            return exec_if(stmt, scope, out);
+        case StmtKind::kFor:
+            return exec_for(stmt, eval(*stmt.expr, scope), 0, scope, out);
+        case StmtKind::kSet:
+            assign(*stmt.target, eval(*stmt.expr, scope), scope);
+            break;
+        case StmtKind::kSetBlock:
+            exec_set_block(stmt, scope);
+            break;
+        case StmtKind::kMacro:
+            scope->set(stmt.name, make_macro(*stmt.macro, scope));
+            break;
+        case StmtKind::kCallBlock:
+            exec_call_block(stmt, scope, out);
+            break;
         case StmtKind::kFilterBlock: {
             StrBuilder inner(*this);
             (void)exec_body(stmt.body, make_scope(scope), inner);
@@ -49,10 +65,15 @@ Vm::Flow Vm::exec(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuil
             append_str(out, eval_filter(*stmt.expr, &text, scope));
             break;
         }
-        case StmtKind::kWith: exec_with(stmt, scope, out); break;
-        case StmtKind::kScope: return exec_body(stmt.body, make_scope(scope), out);
-        case StmtKind::kBreak: return Flow::kBreak;
-        case StmtKind::kContinue: return Flow::kContinue;
+        case StmtKind::kWith:
+            exec_with(stmt, scope, out);
+            break;
+        case StmtKind::kScope:
+            return exec_body(stmt.body, make_scope(scope), out);
+        case StmtKind::kBreak:
+            return Flow::kBreak;
+        case StmtKind::kContinue:
+            return Flow::kContinue;
     }
     return Flow::kNormal;
 }
@@ -66,7 +87,8 @@ Vm::Flow Vm::exec_if(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrB
     return exec_body(stmt.orelse, scope, out);
 }
 
-std::shared_ptr<const SeqObject> Vm::filtered(const Stmt& stmt, std::shared_ptr<const SeqObject> seq,
+std::shared_ptr<const SeqObject> Vm::filtered(const Stmt& stmt,
+                                              std::shared_ptr<const SeqObject> seq,
                                               const std::shared_ptr<Scope>& scope) {
     std::vector<Value> kept;
     const std::shared_ptr<Scope> inner = make_scope(scope);
@@ -79,10 +101,10 @@ std::shared_ptr<const SeqObject> Vm::filtered(const Stmt& stmt, std::shared_ptr<
     return std::make_shared<SeqObject>(&budget_, std::move(kept));
 }
 
-/// The else part runs when no iteration reached the end of the body, as in jinja2; its break or continue is for the
-/// loop outside.
-Vm::Flow Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
-                       StrBuilder& out) {
+/// The else part runs when no iteration reached the end of the body, as in jinja2; its break or
+/// continue is for the loop outside.
+Vm::Flow Vm::exec_for(const Stmt& stmt, const Value& items, int64_t depth0,
+                      const std::shared_ptr<Scope>& scope, StrBuilder& out) {
     std::shared_ptr<const SeqObject> seq = iterate(items);
     if (seq != nullptr && stmt.test != nullptr) seq = filtered(stmt, std::move(seq), scope);
     if (failed_ || seq == nullptr) return Flow::kBreak;
@@ -137,7 +159,8 @@ void Vm::exec_with(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBui
     const std::shared_ptr<Scope> inner = make_scope(scope);
     std::vector<Value> values;
     for (const auto& [target, value] : stmt.bindings) values.push_back(eval(*value, scope));
-    for (size_t i = 0; i < values.size() && !failed_; ++i) assign(*stmt.bindings[i].first, values[i], inner);
+    for (size_t i = 0; i < values.size() && !failed_; ++i)
+        assign(*stmt.bindings[i].first, values[i], inner);
     if (!failed_) (void)exec_body(stmt.body, inner, out);
 }
 
@@ -166,9 +189,10 @@ void Vm::assign(const Expr& target, const Value& value, const std::shared_ptr<Sc
     if (items == nullptr) return;
     if (items->items.size() != target.kids.size()) {
         error(items->items.size() < target.kids.size()
-                  ? "not enough values to unpack (expected " + std::to_string(target.kids.size()) + ", got " +
-                        std::to_string(items->items.size()) + ")"
-                  : "too many values to unpack (expected " + std::to_string(target.kids.size()) + ")");
+                  ? "not enough values to unpack (expected " + std::to_string(target.kids.size()) +
+                        ", got " + std::to_string(items->items.size()) + ")"
+                  : "too many values to unpack (expected " + std::to_string(target.kids.size()) +
+                        ")");
         return;
     }
     const Depth guard(*this);
@@ -211,8 +235,9 @@ bool Vm::bind_macro(const MacroObject& macro, Args& args, const std::shared_ptr<
         Value value = i < args.positional.size() ? args.positional[i] : take(def.param_names[i]);
         if (value.is_missing()) {
             const size_t first_default = count - def.defaults.size();
-            value = i >= first_default ? eval(*def.defaults[i - first_default], scope)
-                                       : make_undefined("parameter '" + def.param_names[i] + "' was not provided");
+            value = i >= first_default
+                        ? eval(*def.defaults[i - first_default], scope)
+                        : make_undefined("parameter '" + def.param_names[i] + "' was not provided");
         }
         scope->set(def.params[i], std::move(value));
     }
@@ -228,11 +253,13 @@ bool Vm::bind_macro(const MacroObject& macro, Args& args, const std::shared_ptr<
         for (auto& [key, value] : args.named) rest.emplace_back(make_str(key), std::move(value));
         scope->set(kNameKwargs, make_dict(std::move(rest)));
     } else if (!args.named.empty()) {
-        error("macro '" + name + "' takes no keyword argument '" + args.named[0].first.substr(0, 64) + "'");
+        error("macro '" + name + "' takes no keyword argument '" +
+              args.named[0].first.substr(0, 64) + "'");
     }
     if (def.uses_varargs) {
         std::vector<Value> rest;
-        for (size_t i = count; i < args.positional.size(); ++i) rest.push_back(std::move(args.positional[i]));
+        for (size_t i = count; i < args.positional.size(); ++i)
+            rest.push_back(std::move(args.positional[i]));
         scope->set(kNameVarargs, make_list(std::move(rest), Kind::kTuple));
     } else if (args.positional.size() > count) {
         error("macro '" + name + "' takes not more than " + std::to_string(count) + " argument(s)");
@@ -244,7 +271,8 @@ Value Vm::call_loop(const LoopObject& loop, Args& args) {
     if (loop.recursive == nullptr || loop.scope == nullptr) {
         return error("the loop must have the 'recursive' marker to be called recursively");
     }
-    if (args.positional.size() != kOneArgument || !args.named.empty()) return error("loop() takes one argument");
+    if (args.positional.size() != kOneArgument || !args.named.empty())
+        return error("loop() takes one argument");
     if (macro_depth_ >= kMacroDepthMax) return error("loops call each other too deeply");
     ++macro_depth_;
     StrBuilder out(*this);

@@ -48,7 +48,9 @@ std::string int_digits(uint64_t magnitude, char type, bool alternate) {
     const int base = type == 'x' || type == 'X' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
     const auto made = std::to_chars(buffer.data(), buffer.data() + buffer.size(), magnitude, base);
     std::string text(buffer.data(), made.ptr);
-    if (type == 'X') std::transform(text.begin(), text.end(), text.begin(), [](char c) { return c >= 'a' ? static_cast<char>(c - 32) : c; });
+    if (type == 'X')
+        std::transform(text.begin(), text.end(), text.begin(),
+                       [](char c) { return c >= 'a' ? static_cast<char>(c - 32) : c; });
     if (alternate && base != 10) text = std::string("0") + type + text;
     return text;
 }
@@ -56,23 +58,29 @@ std::string int_digits(uint64_t magnitude, char type, bool alternate) {
 std::string float_digits(double magnitude, const Spec& spec) {
     if (std::isnan(magnitude)) return "nan";
     if (std::isinf(magnitude)) return "inf";
-    const char type = spec.type == '\0' || spec.type == '%' ? 'f' : spec.type == 'n' ? 'g' : spec.type;
+    const char type = spec.type == '\0' || spec.type == '%' ? 'f'
+                      : spec.type == 'n'                    ? 'g'
+                                                            : spec.type;
     const int precision = std::clamp(spec.precision < 0 ? 6 : spec.precision, 0, kPrecisionMax);
     const std::string format = std::string("%") + (spec.alternate ? "#" : "") + ".*" + type;
     std::array<char, 1400> buffer{};
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    const int length = std::snprintf(buffer.data(), buffer.size(), format.c_str(), precision, magnitude);
+    const int length =
+        std::snprintf(buffer.data(), buffer.size(), format.c_str(), precision, magnitude);
 #pragma GCC diagnostic pop
-    return std::string(buffer.data(), static_cast<size_t>(std::clamp(length, 0, static_cast<int>(buffer.size()) - 1)));
+    return std::string(buffer.data(), static_cast<size_t>(std::clamp(
+                                          length, 0, static_cast<int>(buffer.size()) - 1)));
 }
 
 /// Adds sign, grouping and padding to the digits of a number.
-Value finish_number(Vm& vm, bool negative, std::string digits, const Spec& spec, char default_align) {
+Value finish_number(Vm& vm, bool negative, std::string digits, const Spec& spec,
+                    char default_align) {
     if (spec.group != '\0') {
         const size_t point = digits.find_first_not_of("0123456789");
         const std::string whole = digits.substr(0, point);
-        digits = group_digits(whole, spec.group, 3) + (point == std::string::npos ? "" : digits.substr(point));
+        digits = group_digits(whole, spec.group, 3) +
+                 (point == std::string::npos ? "" : digits.substr(point));
     }
     const std::string sign = sign_of(negative, spec.sign);
     const auto have = static_cast<int64_t>(sign.size() + digits.size());
@@ -82,13 +90,16 @@ Value finish_number(Vm& vm, bool negative, std::string digits, const Spec& spec,
     }
     const Value text = vm.make_str(sign + digits);
     if (vm.failed()) return {};
-    return pad(vm, text.str(), spec.width, spec.fill, spec.align == '\0' || spec.align == '=' ? default_align : spec.align);
+    return pad(vm, text.str(), spec.width, spec.fill,
+               spec.align == '\0' || spec.align == '=' ? default_align : spec.align);
 }
 
 Value format_int(Vm& vm, int64_t value, const Spec& spec, char align) {
     const bool negative = value < 0;
-    const uint64_t magnitude = negative ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
-    return finish_number(vm, negative, int_digits(magnitude, spec.type, spec.alternate), spec, align);
+    const uint64_t magnitude =
+        negative ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
+    return finish_number(vm, negative, int_digits(magnitude, spec.type, spec.alternate), spec,
+                         align);
 }
 
 Value format_float(Vm& vm, double value, const Spec& spec, char align) {
@@ -102,7 +113,9 @@ Value format_float(Vm& vm, double value, const Spec& spec, char align) {
         general.type = 'g';
         general.precision = std::max(spec.precision, 1);
         digits = float_digits(magnitude, general);
-        if (digits.find_first_not_of("0123456789") == std::string::npos && spec.precision > static_cast<int>(digits.size())) digits += ".0";
+        if (digits.find_first_not_of("0123456789") == std::string::npos &&
+            spec.precision > static_cast<int>(digits.size()))
+            digits += ".0";
     } else {
         digits = float_digits(magnitude, spec);
     }
@@ -146,7 +159,8 @@ bool parse_spec(Vm& vm, std::string_view text, Spec& spec) {
     }
     const auto number = [&](int64_t most) -> int64_t {
         int64_t value = 0;
-        for (; at(pos) >= '0' && at(pos) <= '9'; ++pos) value = std::min<int64_t>(value * 10 + (text[pos] - '0'), most + 1);
+        for (; at(pos) >= '0' && at(pos) <= '9'; ++pos)
+            value = std::min<int64_t>(value * 10 + (text[pos] - '0'), most + 1);
         if (value > most) vm.error("a format width is too large");
         return value;
     };
@@ -164,8 +178,10 @@ bool parse_spec(Vm& vm, std::string_view text, Spec& spec) {
 Value apply_spec(Vm& vm, const Value& value, std::string_view text) {
     Spec spec;
     if (!parse_spec(vm, text, spec)) return {};
-    const bool int_type = std::string_view("dxXobn").find(spec.type) != std::string_view::npos && spec.type != '\0';
-    const bool float_type = std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos && spec.type != '\0';
+    const bool int_type =
+        std::string_view("dxXobn").find(spec.type) != std::string_view::npos && spec.type != '\0';
+    const bool float_type =
+        std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos && spec.type != '\0';
     if (value.is_int() && (int_type || (spec.type == '\0' && !value.is(Kind::kBool)))) {
         return format_int(vm, value.as_int(), spec, '>');
     }
@@ -173,14 +189,16 @@ Value apply_spec(Vm& vm, const Value& value, std::string_view text) {
         return format_float(vm, value.as_float(), spec, '>');
     }
     if (text.empty()) return vm.to_str(value);
-    if (value.is_str() && (spec.type == '\0' || spec.type == 's') && spec.align != '=') return format_str(vm, value, spec);
+    if (value.is_str() && (spec.type == '\0' || spec.type == 's') && spec.align != '=')
+        return format_str(vm, value, spec);
     return vm.error("unsupported format string for " + std::string(type_name(value.kind)));
 }
 
 /// Walks the pieces of str.format.
 class BraceFormatter {
   public:
-    BraceFormatter(Vm& vm, const StrObject& format, Args& args) : vm_(vm), format_(format), args_(args), out_(vm) {}
+    BraceFormatter(Vm& vm, const StrObject& format, Args& args)
+        : vm_(vm), format_(format), args_(args), out_(vm) {}
 
     Value run() {
         const std::string_view text = format_.text;
@@ -199,9 +217,11 @@ class BraceFormatter {
                 return vm_.error("Single '}' encountered in format string");
             } else {
                 const size_t end = text.find('}', pos);
-                if (end == std::string_view::npos) return vm_.error("Single '{' encountered in format string");
+                if (end == std::string_view::npos)
+                    return vm_.error("Single '{' encountered in format string");
                 const std::string_view field = text.substr(pos + 1, end - pos - 1);
-                if (field.find('{') != std::string_view::npos) return vm_.error("nested replacement fields are unsupported");
+                if (field.find('{') != std::string_view::npos)
+                    return vm_.error("nested replacement fields are unsupported");
                 replace(field);
                 pos = end + 1;
             }
@@ -244,29 +264,35 @@ class BraceFormatter {
         const std::string_view first = field.substr(0, end);
         Value value = Value::missing();
         size_t index = 0;
-        const auto [stop, error] = std::from_chars(first.data(), first.data() + first.size(), index);
+        const auto [stop, error] =
+            std::from_chars(first.data(), first.data() + first.size(), index);
         if (first.empty()) {
             index = next_++;
         } else if (error != std::errc() || stop != first.data() + first.size()) {
             for (const auto& [name, given] : args_.named) {
                 if (name == first) value = given;
             }
-            if (value.is_missing()) return vm_.error("format() misses the key '" + std::string(first.substr(0, 64)) + "'");
+            if (value.is_missing())
+                return vm_.error("format() misses the key '" + std::string(first.substr(0, 64)) +
+                                 "'");
         }
         if (value.is_missing()) {
-            if (index >= args_.positional.size()) return vm_.error("replacement index out of range");
+            if (index >= args_.positional.size())
+                return vm_.error("replacement index out of range");
             value = args_.positional[index];
         }
         field = field.substr(end);
         while (!field.empty() && !vm_.failed()) {
             const bool item = field[0] == '[';
             end = field.find_first_of(item ? "]" : ".[", 1);
-            if (item && end == std::string_view::npos) return vm_.error("expected ']' before end of string");
+            if (item && end == std::string_view::npos)
+                return vm_.error("expected ']' before end of string");
             if (end == std::string_view::npos) end = field.size();
             const std::string_view name = field.substr(1, end - 1);
             int64_t number = 0;
             const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
-            const bool numeric = item && parsed.ec == std::errc() && parsed.ptr == name.data() + name.size();
+            const bool numeric =
+                item && parsed.ec == std::errc() && parsed.ptr == name.data() + name.size();
             value = numeric ? vm_.get_item(value, Value::of_int(number))
                     : item  ? vm_.get_item(value, vm_.make_str(name))
                             : vm_.get_attr(value, name);
@@ -285,7 +311,8 @@ class BraceFormatter {
 /// Walks the conversions of the % operator.
 class PercentFormatter {
   public:
-    PercentFormatter(Vm& vm, const StrObject& format, const Value& args) : vm_(vm), format_(format), args_(args), out_(vm) {}
+    PercentFormatter(Vm& vm, const StrObject& format, const Value& args)
+        : vm_(vm), format_(format), args_(args), out_(vm) {}
 
     Value run() {
         const std::string_view text = format_.text;
@@ -299,17 +326,22 @@ class PercentFormatter {
             pos = conversion(mark + 1);
         }
         if (vm_.failed()) return {};
-        const bool tuple_left = args_.is(Kind::kTuple) && next_ < args_.get<SeqObject>().items.size();
+        const bool tuple_left =
+            args_.is(Kind::kTuple) && next_ < args_.get<SeqObject>().items.size();
         // Anything with items may be left over, as it could have been a mapping.
-        const bool has_items = args_.is(Kind::kTuple) || args_.is(Kind::kDict) || args_.is(Kind::kList) ||
-                               args_.is(Kind::kRange) || args_.is_undefined();
+        const bool has_items = args_.is(Kind::kTuple) || args_.is(Kind::kDict) ||
+                               args_.is(Kind::kList) || args_.is(Kind::kRange) ||
+                               args_.is_undefined();
         const bool one_left = !has_items && next_ == 0;
-        if (tuple_left || one_left) return vm_.error("not all arguments converted during string formatting");
+        if (tuple_left || one_left)
+            return vm_.error("not all arguments converted during string formatting");
         return out_.finish(format_.markup);
     }
 
   private:
-    [[nodiscard]] char at(size_t i) const { return i < format_.text.size() ? format_.text[i] : '\0'; }
+    [[nodiscard]] char at(size_t i) const {
+        return i < format_.text.size() ? format_.text[i] : '\0';
+    }
 
     Value next_argument() {
         if (args_.is(Kind::kTuple)) {
@@ -328,7 +360,8 @@ class PercentFormatter {
             return std::clamp<int64_t>(vm_.int_arg(next_argument(), 0, "* "), 0, most);
         }
         int64_t value = 0;
-        for (; at(pos) >= '0' && at(pos) <= '9'; ++pos) value = std::min<int64_t>(value * 10 + (at(pos) - '0'), most + 1);
+        for (; at(pos) >= '0' && at(pos) <= '9'; ++pos)
+            value = std::min<int64_t>(value * 10 + (at(pos) - '0'), most + 1);
         if (value > most) vm_.error("a format width is too large");
         return value;
     }
@@ -343,7 +376,8 @@ class PercentFormatter {
                 vm_.error("format requires a mapping");
                 return pos;
             }
-            const Value* found = args_.get<DictObject>().find(std::string_view(format_.text).substr(pos + 1, end - pos - 1));
+            const Value* found = args_.get<DictObject>().find(
+                std::string_view(format_.text).substr(pos + 1, end - pos - 1));
             if (found == nullptr) {
                 vm_.error("format string names a missing key");
                 return pos;
@@ -353,12 +387,18 @@ class PercentFormatter {
         }
         for (;; ++pos) {
             const char c = at(pos);
-            if (c == '-') spec.align = '<';
-            else if (c == '+') spec.sign = '+';
-            else if (c == ' ') spec.sign = spec.sign == '+' ? '+' : ' ';
-            else if (c == '#') spec.alternate = true;
-            else if (c == '0') spec.zero = true;
-            else break;
+            if (c == '-')
+                spec.align = '<';
+            else if (c == '+')
+                spec.sign = '+';
+            else if (c == ' ')
+                spec.sign = spec.sign == '+' ? '+' : ' ';
+            else if (c == '#')
+                spec.alternate = true;
+            else if (c == '0')
+                spec.zero = true;
+            else
+                break;
         }
         spec.width = number(pos, kWidthMax);
         if (at(pos) == '.') spec.precision = static_cast<int>(number(++pos, kPrecisionMax));
@@ -398,18 +438,25 @@ class PercentFormatter {
                     text = vm_.to_str(value);
                 } else if (value.is_number()) {
                     spec.type = 'd';
-                    if (!(std::fabs(value.as_float()) < 9e18) && value.is(Kind::kFloat)) vm_.error("integer overflow");
+                    if (!(std::fabs(value.as_float()) < 9e18) && value.is(Kind::kFloat))
+                        vm_.error("integer overflow");
                     if (!vm_.failed()) {
-                        text = format_int(vm_, value.is(Kind::kFloat) ? static_cast<int64_t>(value.real) : value.as_int(), spec, '>');
+                        text = format_int(vm_,
+                                          value.is(Kind::kFloat) ? static_cast<int64_t>(value.real)
+                                                                 : value.as_int(),
+                                          spec, '>');
                     }
                 } else {
-                    vm_.error("%d format: a real number is required, not " + std::string(type_name(value.kind)));
+                    vm_.error("%d format: a real number is required, not " +
+                              std::string(type_name(value.kind)));
                 }
                 break;
             case 'x':
             case 'X':
             case 'o':
-                if (!value.is_int()) vm_.error("%x format: an integer is required, not " + std::string(type_name(value.kind)));
+                if (!value.is_int())
+                    vm_.error("%x format: an integer is required, not " +
+                              std::string(type_name(value.kind)));
                 if (!vm_.failed()) text = format_int(vm_, value.as_int(), spec, '>');
                 break;
             case 'e':
@@ -418,7 +465,8 @@ class PercentFormatter {
             case 'F':
             case 'g':
             case 'G':
-                if (!value.is_number()) vm_.error("must be real number, not " + std::string(type_name(value.kind)));
+                if (!value.is_number())
+                    vm_.error("must be real number, not " + std::string(type_name(value.kind)));
                 if (!vm_.failed()) text = format_float(vm_, value.as_float(), spec, '>');
                 break;
             case 'c': {
@@ -433,7 +481,9 @@ class PercentFormatter {
                 }
                 break;
             }
-            default: vm_.error("unsupported format character"); break;
+            default:
+                vm_.error("unsupported format character");
+                break;
         }
         if (!vm_.failed()) out_.add(text.str());
     }
@@ -451,6 +501,8 @@ Value percent_format(Vm& vm, const StrObject& format, const Value& args) {
     return PercentFormatter(vm, format, args).run();
 }
 
-Value brace_format(Vm& vm, const StrObject& format, Args& args) { return BraceFormatter(vm, format, args).run(); }
+Value brace_format(Vm& vm, const StrObject& format, Args& args) {
+    return BraceFormatter(vm, format, args).run();
+}
 
 }  // namespace baton::text::jinja

@@ -18,15 +18,19 @@ Value fn_range(Vm& vm, const Value&, Args& args) {
     std::array<int64_t, 3> given{};
     for (size_t i = 0; i < args.positional.size(); ++i) {
         const Value& value = args.positional[i];
-        if (!value.is_int()) return value.is_undefined() ? vm.use_undefined(value) : vm.error("range takes integers");
+        if (!value.is_int())
+            return value.is_undefined() ? vm.use_undefined(value)
+                                        : vm.error("range takes integers");
         given[i] = value.as_int();
-        if (given[i] > kRangeValueMax || given[i] < -kRangeValueMax) return vm.error("range too big");
+        if (given[i] > kRangeValueMax || given[i] < -kRangeValueMax)
+            return vm.error("range too big");
     }
     const bool one = args.positional.size() == 1;
     const int64_t step = args.positional.size() == 3 ? given[2] : 1;
     if (step == 0) return vm.error("range() arg 3 must not be zero");
     if (!vm.room(sizeof(RangeObject))) return {};
-    auto range = std::make_shared<RangeObject>(&vm.budget(), one ? 0 : given[0], one ? given[0] : given[1], step);
+    auto range = std::make_shared<RangeObject>(&vm.budget(), one ? 0 : given[0],
+                                               one ? given[0] : given[1], step);
     if (range->size() > static_cast<int64_t>(limits::kTemplateRangeMax)) {
         return vm.error("Range too big. The sandbox blocks ranges larger than MAX_RANGE (" +
                         std::to_string(limits::kTemplateRangeMax) + ").");
@@ -79,7 +83,8 @@ Value fn_namespace(Vm& vm, const Value&, Args& args) {
 }
 
 Value fn_cycler(Vm& vm, const Value&, Args& args) {
-    if (args.positional.empty() || !args.named.empty()) return vm.error("at least one item has to be provided");
+    if (args.positional.empty() || !args.named.empty())
+        return vm.error("at least one item has to be provided");
     auto made = std::make_shared<CyclerObject>(&vm.budget(), std::move(args.positional));
     if (made->depth > limits::kTemplateDepthMax) return vm.error("a cycler is nested too deeply");
     return Value::of_object(Kind::kCycler, std::move(made));
@@ -104,7 +109,8 @@ Value fn_raise(Vm& vm, const Value&, Args& args) {
 Value fn_strftime(Vm& vm, const Value&, Args& args) {
     const auto a = vm.bind("strftime_now", args, {"format"}, 1);
     if (vm.failed()) return {};
-    if (!a[0].is_str() || a[0].text().size() > kDateFormatMax) return vm.error("strftime_now takes a short format string");
+    if (!a[0].is_str() || a[0].text().size() > kDateFormatMax)
+        return vm.error("strftime_now takes a short format string");
     const std::time_t now = std::time(nullptr);
     std::tm parts{};
     localtime_r(&now, &parts);
@@ -119,7 +125,9 @@ Value fn_strftime(Vm& vm, const Value&, Args& args) {
     return vm.make_str(std::string_view(buffer.data(), length - 1));
 }
 
-Value fn_lipsum(Vm& vm, const Value&, Args&) { return vm.error("lipsum is not supported"); }
+Value fn_lipsum(Vm& vm, const Value&, Args&) {
+    return vm.error("lipsum is not supported");
+}
 
 }  // namespace
 

@@ -8,9 +8,15 @@
 namespace baton::text::jinja {
 namespace {
 
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1C && c <= 0x1F); }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_alpha(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_space(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1C && c <= 0x1F);
+}
+bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+bool is_alpha(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
 int hex_value(char c) {
     if (is_digit(c)) return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -53,7 +59,9 @@ class Lexer {
     [[nodiscard]] bool starts(size_t i, std::string_view what) const {
         return source_.compare(i, what.size(), what) == 0;
     }
-    void add(TokenKind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
+    void add(TokenKind kind, std::string text) {
+        tokens_.push_back({kind, line_, std::move(text)});
+    }
     void advance_to(size_t end) {
         line_ += static_cast<int>(std::count(source_.begin() + static_cast<ptrdiff_t>(pos_),
                                              source_.begin() + static_cast<ptrdiff_t>(end), '\n'));
@@ -158,7 +166,8 @@ class Lexer {
     void comment(size_t inner) {
         for (size_t i = inner; (i = source_.find("#}", i)) != std::string::npos; ++i) {
             size_t end = 0;
-            const size_t mark = i > inner && (source_[i - 1] == '-' || source_[i - 1] == '+') ? i - 1 : i;
+            const size_t mark =
+                i > inner && (source_[i - 1] == '-' || source_[i - 1] == '+') ? i - 1 : i;
             if (tag_end(mark, "#}", end)) {
                 leave(end);
                 return;
@@ -295,7 +304,8 @@ class Lexer {
                 }
             }
         }
-        if (!real && digits.size() > 1 && digits[0] == '0' && digits.find_first_not_of('0') != std::string::npos) {
+        if (!real && digits.size() > 1 && digits[0] == '0' &&
+            digits.find_first_not_of('0') != std::string::npos) {
             stop("an integer must not start with 0");
             return;
         }
@@ -342,7 +352,8 @@ class Lexer {
             append_utf8(out, code);
             return true;
         }
-        if (c == 'x' || c == 'u' || c == 'U') return hex_escape(c == 'x' ? 2 : c == 'u' ? 4 : 8, i, out);
+        if (c == 'x' || c == 'u' || c == 'U')
+            return hex_escape(c == 'x' ? 2 : c == 'u' ? 4 : 8, i, out);
         if (c == 'N') return stop("unsupported \\N escape");
         out += '\\';
         out += c;
@@ -363,19 +374,20 @@ class Lexer {
         if (!read(i, code)) return stop("truncated escape in a string literal");
         i += static_cast<size_t>(digits);
         uint32_t low = 0;
-        if (code >= 0xD800 && code <= 0xDBFF && digits == 4 && starts(i, "\\u") && read(i + 2, low) && low >= 0xDC00 &&
-            low <= 0xDFFF) {
+        if (code >= 0xD800 && code <= 0xDBFF && digits == 4 && starts(i, "\\u") &&
+            read(i + 2, low) && low >= 0xDC00 && low <= 0xDFFF) {
             return stop("surrogate pair in a string literal; write the character itself");
         }
-        if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return stop("illegal character in a string literal");
+        if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF))
+            return stop("illegal character in a string literal");
         append_utf8(out, code);
         return true;
     }
 
     void op(std::string& closers) {
-        static constexpr std::array<std::string_view, 26> kOps{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
-                                                               "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
-                                                               ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
+        static constexpr std::array<std::string_view, 26> kOps{
+            "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
+            "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
         for (const std::string_view text : kOps) {
             if (!starts(pos_, text)) continue;
             const char c = text[0];
@@ -406,7 +418,8 @@ class Lexer {
 }  // namespace
 
 tl::unexpected<Error> template_error(int line, const std::string& what) {
-    return fail(ErrorCode::kInvalidArgument, "chat template, line " + std::to_string(line) + ": " + what);
+    return fail(ErrorCode::kInvalidArgument,
+                "chat template, line " + std::to_string(line) + ": " + what);
 }
 
 Expected<std::vector<Token>> tokenize(std::string_view source) {

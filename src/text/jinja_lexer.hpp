@@ -15,9 +15,9 @@ enum class TokenKind : uint8_t {
     kVariableBegin,
     kVariableEnd,
     kName,
-    kString,   // text: unescaped
-    kInteger,  // text: digits, decimal unless 0x/0o/0b
-    kFloat,    // text: without underscores
+    kString,    // text: unescaped
+    kInteger,   // text: digits, decimal unless 0x/0o/0b
+    kFloat,     // text: without underscores
     kOperator,  // text: the operator
     kEnd,
 };
@@ -28,8 +28,8 @@ struct Token {
     std::string text;
 };
 
-/// Cuts a template into tokens, with jinja2's rules for trim_blocks, lstrip_blocks, the +/- marks, comments and raw
-/// blocks; one trailing newline of the source is dropped. Linear in the source.
+/// Cuts a template into tokens, with jinja2's rules for trim_blocks, lstrip_blocks, the +/- marks,
+/// comments and raw blocks; one trailing newline of the source is dropped. Linear in the source.
 [[nodiscard]] Expected<std::vector<Token>> tokenize(std::string_view source);
 
 /// "line N: what" as an invalid-argument error of a template.

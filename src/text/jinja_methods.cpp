@@ -48,7 +48,8 @@ Value str_splitlines(Vm& vm, const Value& self, Args& args) {
 }
 
 /// Start and end arguments in characters, as byte offsets.
-bool byte_range(Vm& vm, const StrObject& text, const Value& from, const Value& to, size_t& begin, size_t& end) {
+bool byte_range(Vm& vm, const StrObject& text, const Value& from, const Value& to, size_t& begin,
+                size_t& end) {
     const auto size = static_cast<int64_t>(text.chars);
     const auto place = [&](const Value& value, int64_t fallback) {
         int64_t index = value.is(Kind::kNone) ? fallback : vm.int_arg(value, fallback, "index");
@@ -82,10 +83,12 @@ Value str_affix(Vm& vm, const Value& self, Args& args) {
     const bool inside = byte_range(vm, self.str(), a[1], a[2], begin, end);
     bool found = false;
     for (const Value& value : wanted) {
-        const StrObject* text = need_str(vm, value, Start ? "startswith first arg" : "endswith first arg");
+        const StrObject* text =
+            need_str(vm, value, Start ? "startswith first arg" : "endswith first arg");
         if (text == nullptr) return {};
         const std::string_view area = std::string_view(self.text()).substr(begin, end - begin);
-        found = found || (inside && (Start ? area.starts_with(text->text) : area.ends_with(text->text)));
+        found = found ||
+                (inside && (Start ? area.starts_with(text->text) : area.ends_with(text->text)));
     }
     return Value::of_bool(found);
 }
@@ -100,11 +103,14 @@ Value str_find(Vm& vm, const Value& self, Args& args) {
     const StrObject& text = self.str();
     (void)vm.spend(text.text.size() / 64);
     size_t at = std::string_view::npos;
-    if (byte_range(vm, text, a[1], a[2], begin, end)) at = find_in(text.text, wanted->text, begin, end, Last);
-    if (at == std::string_view::npos) return Raise ? vm.error("substring not found") : Value::of_int(-1);
+    if (byte_range(vm, text, a[1], a[2], begin, end))
+        at = find_in(text.text, wanted->text, begin, end, Last);
+    if (at == std::string_view::npos)
+        return Raise ? vm.error("substring not found") : Value::of_int(-1);
     if (text.ascii()) return Value::of_int(static_cast<int64_t>(at));
-    return Value::of_int(std::count_if(text.text.begin(), text.text.begin() + static_cast<ptrdiff_t>(at),
-                                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
+    return Value::of_int(
+        std::count_if(text.text.begin(), text.text.begin() + static_cast<ptrdiff_t>(at),
+                      [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
 }
 
 Value str_count(Vm& vm, const Value& self, Args& args) {
@@ -171,7 +177,8 @@ Value str_partition(Vm& vm, const Value& self, Args& args) {
         parts = {vm.make_str(""), vm.make_str(""), vm.make_str("")};
         parts[FromRight ? 2 : 0] = self;
     } else {
-        parts = {part_of(vm, text, 0, at), a[0], part_of(vm, text, at + separator->text.size(), size)};
+        parts = {part_of(vm, text, 0, at), a[0],
+                 part_of(vm, text, at + separator->text.size(), size)};
     }
     return vm.make_list(std::move(parts), Kind::kTuple);
 }
@@ -182,8 +189,10 @@ Value str_remove(Vm& vm, const Value& self, Args& args) {
     const StrObject* affix = need_str(vm, a[0], "removeprefix() argument");
     if (affix == nullptr) return {};
     const std::string_view text = self.text();
-    if (Prefix && text.starts_with(affix->text)) return part_of(vm, self.str(), affix->text.size(), text.size());
-    if (!Prefix && text.ends_with(affix->text)) return part_of(vm, self.str(), 0, text.size() - affix->text.size());
+    if (Prefix && text.starts_with(affix->text))
+        return part_of(vm, self.str(), affix->text.size(), text.size());
+    if (!Prefix && text.ends_with(affix->text))
+        return part_of(vm, self.str(), 0, text.size() - affix->text.size());
     return self;
 }
 
@@ -192,8 +201,11 @@ Value str_pad(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("pad", args, {"width", "fillchar"}, 1);
     const int64_t width = vm.int_arg(a[0], 0, "width");
     const StrObject* fill = optional_str(vm, a[1], "fillchar");
-    if (fill != nullptr && fill->chars != 1) return vm.error("the fill character must be exactly one character long");
-    return vm.failed() ? Value() : pad(vm, self.str(), width, fill == nullptr ? std::string_view(" ") : fill->text, Align);
+    if (fill != nullptr && fill->chars != 1)
+        return vm.error("the fill character must be exactly one character long");
+    return vm.failed() ? Value()
+                       : pad(vm, self.str(), width,
+                             fill == nullptr ? std::string_view(" ") : fill->text, Align);
 }
 
 Value str_zfill(Vm& vm, const Value& self, Args& args) {
@@ -221,14 +233,21 @@ Value all_chars(Vm& vm, const Value& self, Args& args, Wanted&& wanted) {
     }
     return Value::of_bool(!text.empty());
 }
-bool is_decimal_like(uint32_t code) { return (char_class(code) & kNumber) != 0; }
-Value str_isspace(Vm& vm, const Value& self, Args& args) { return all_chars(vm, self, args, is_python_space); }
+bool is_decimal_like(uint32_t code) {
+    return (char_class(code) & kNumber) != 0;
+}
+Value str_isspace(Vm& vm, const Value& self, Args& args) {
+    return all_chars(vm, self, args, is_python_space);
+}
 Value str_isalpha(Vm& vm, const Value& self, Args& args) {
     return all_chars(vm, self, args, [](uint32_t c) { return (char_class(c) & kLetter) != 0; });
 }
-Value str_isdigit(Vm& vm, const Value& self, Args& args) { return all_chars(vm, self, args, is_decimal_like); }
+Value str_isdigit(Vm& vm, const Value& self, Args& args) {
+    return all_chars(vm, self, args, is_decimal_like);
+}
 Value str_isalnum(Vm& vm, const Value& self, Args& args) {
-    return all_chars(vm, self, args, [](uint32_t c) { return (char_class(c) & (kLetter | kNumber)) != 0; });
+    return all_chars(vm, self, args,
+                     [](uint32_t c) { return (char_class(c) & (kLetter | kNumber)) != 0; });
 }
 Value str_isascii(Vm& vm, const Value& self, Args& args) {
     (void)vm.bind("isascii", args, {});
@@ -241,13 +260,16 @@ Value str_iscase(Vm& vm, const Value& self, Args& args) {
     const std::string_view text = self.text();
     for (size_t pos = 0; pos < text.size() && vm.spend();) {
         const CodePoint cp = decode_utf8(text, pos);
-        if ((Upper ? is_lower(cp.code) : is_upper(cp.code)) || is_title(cp.code)) return Value::of_bool(false);
+        if ((Upper ? is_lower(cp.code) : is_upper(cp.code)) || is_title(cp.code))
+            return Value::of_bool(false);
         cased = cased || is_cased(cp.code);
         pos += cp.length;
     }
     return Value::of_bool(cased);
 }
-Value str_format(Vm& vm, const Value& self, Args& args) { return brace_format(vm, self.str(), args); }
+Value str_format(Vm& vm, const Value& self, Args& args) {
+    return brace_format(vm, self.str(), args);
+}
 
 Value seq_index(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("index", args, {"value"}, 1);
@@ -260,7 +282,8 @@ Value seq_index(Vm& vm, const Value& self, Args& args) {
 Value seq_count(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("count", args, {"value"}, 1);
     const auto& items = self.get<SeqObject>().items;
-    return Value::of_int(std::count_if(items.begin(), items.end(), [&](const Value& v) { return vm.equal(v, a[0]); }));
+    return Value::of_int(std::count_if(items.begin(), items.end(),
+                                       [&](const Value& v) { return vm.equal(v, a[0]); }));
 }
 Value copy(Vm& vm, const Value& self, Args& args) {
     (void)vm.bind("copy", args, {});
@@ -271,7 +294,8 @@ Value dict_get(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("get", args, {"key", "default"}, 1);
     std::string key;
     if (vm.failed()) return {};
-    if (!dict_key(a[0], key)) return vm.error("unhashable type: '" + std::string(type_name(a[0].kind)) + "'");
+    if (!dict_key(a[0], key))
+        return vm.error("unhashable type: '" + std::string(type_name(a[0].kind)) + "'");
     if (const Value* found = self.get<DictObject>().find(a[0])) return *found;
     return a[1].is_missing() ? Value::none() : a[1];
 }
@@ -289,14 +313,16 @@ Value dict_view(Vm& vm, const Value& self, Args& args) {
 }
 
 Value loop_cycle(Vm& vm, const Value& self, Args& args) {
-    if (args.positional.empty() || !args.named.empty()) return vm.error("no items for cycling given");
+    if (args.positional.empty() || !args.named.empty())
+        return vm.error("no items for cycling given");
     const auto index = static_cast<size_t>(self.get<LoopObject>().index0);
     return args.positional[index % args.positional.size()];
 }
 Value loop_changed(Vm& vm, const Value& self, Args& args) {
     const auto& loop = self.get<LoopObject>();
     const Value now = vm.make_list(std::move(args.positional), Kind::kTuple);
-    if (vm.failed() || (loop.changed_before && vm.equal(loop.last_changed, now))) return Value::of_bool(false);
+    if (vm.failed() || (loop.changed_before && vm.equal(loop.last_changed, now)))
+        return Value::of_bool(false);
     loop.changed_before = true;
     loop.last_changed = now;
     return Value::of_bool(true);

@@ -10,18 +10,28 @@
 namespace baton::text::jinja {
 namespace {
 
-std::string named(const Value& value) { return "'" + std::string(type_name(value.kind)) + "'"; }
+std::string named(const Value& value) {
+    return "'" + std::string(type_name(value.kind)) + "'";
+}
 
 std::string_view symbol(Op op) {
     switch (op) {
-        case Op::kAdd: return "+";
-        case Op::kSub: return "-";
-        case Op::kMul: return "*";
-        case Op::kDiv: return "/";
-        case Op::kFloorDiv: return "//";
-        case Op::kMod: return "%";
-        case Op::kPow: return "** or pow()";
-        default: return "?";
+        case Op::kAdd:
+            return "+";
+        case Op::kSub:
+            return "-";
+        case Op::kMul:
+            return "*";
+        case Op::kDiv:
+            return "/";
+        case Op::kFloorDiv:
+            return "//";
+        case Op::kMod:
+            return "%";
+        case Op::kPow:
+            return "** or pow()";
+        default:
+            return "?";
     }
 }
 
@@ -34,9 +44,12 @@ double float_mod(double a, double b) {
 
 /// Order of two numbers; 2 where one is not a number.
 int order_numbers(const Value& a, const Value& b) {
-    if (a.is_int() && b.is_int()) return a.as_int() < b.as_int() ? -1 : a.as_int() > b.as_int() ? 1 : 0;
-    const auto x = a.is(Kind::kFloat) ? static_cast<long double>(a.real) : static_cast<long double>(a.as_int());
-    const auto y = b.is(Kind::kFloat) ? static_cast<long double>(b.real) : static_cast<long double>(b.as_int());
+    if (a.is_int() && b.is_int())
+        return a.as_int() < b.as_int() ? -1 : a.as_int() > b.as_int() ? 1 : 0;
+    const auto x = a.is(Kind::kFloat) ? static_cast<long double>(a.real)
+                                      : static_cast<long double>(a.as_int());
+    const auto y = b.is(Kind::kFloat) ? static_cast<long double>(b.real)
+                                      : static_cast<long double>(b.as_int());
     if (std::isnan(x) || std::isnan(y)) return 2;
     return x < y ? -1 : x > y ? 1 : 0;
 }
@@ -48,9 +61,11 @@ Value int_power(Vm& vm, int64_t base, int64_t exponent) {
     }
     int64_t result = 1;
     while (exponent > 0) {
-        if ((exponent & 1) != 0 && __builtin_mul_overflow(result, base, &result)) return vm.error("integer overflow");
+        if ((exponent & 1) != 0 && __builtin_mul_overflow(result, base, &result))
+            return vm.error("integer overflow");
         exponent >>= 1;
-        if (exponent > 0 && __builtin_mul_overflow(base, base, &base)) return vm.error("integer overflow");
+        if (exponent > 0 && __builtin_mul_overflow(base, base, &base))
+            return vm.error("integer overflow");
     }
     return Value::of_int(result);
 }
@@ -59,9 +74,15 @@ Value int_binary(Vm& vm, Op op, int64_t a, int64_t b) {
     int64_t result = 0;
     bool overflow = false;
     switch (op) {
-        case Op::kAdd: overflow = __builtin_add_overflow(a, b, &result); break;
-        case Op::kSub: overflow = __builtin_sub_overflow(a, b, &result); break;
-        case Op::kMul: overflow = __builtin_mul_overflow(a, b, &result); break;
+        case Op::kAdd:
+            overflow = __builtin_add_overflow(a, b, &result);
+            break;
+        case Op::kSub:
+            overflow = __builtin_sub_overflow(a, b, &result);
+            break;
+        case Op::kMul:
+            overflow = __builtin_mul_overflow(a, b, &result);
+            break;
         case Op::kDiv:
             if (b == 0) return vm.error("division by zero");
             return Value::of_float(static_cast<double>(a) / static_cast<double>(b));
@@ -82,18 +103,24 @@ Value int_binary(Vm& vm, Op op, int64_t a, int64_t b) {
             result = op == Op::kMod ? rest : quotient;
             break;
         }
-        case Op::kPow: return int_power(vm, a, b);
-        default: break;
+        case Op::kPow:
+            return int_power(vm, a, b);
+        default:
+            break;
     }
     return overflow ? vm.error("integer overflow") : Value::of_int(result);
 }
 
 Value float_binary(Vm& vm, Op op, double a, double b) {
     switch (op) {
-        case Op::kAdd: return Value::of_float(a + b);
-        case Op::kSub: return Value::of_float(a - b);
-        case Op::kMul: return Value::of_float(a * b);
-        case Op::kDiv: return b == 0 ? vm.error("float division by zero") : Value::of_float(a / b);
+        case Op::kAdd:
+            return Value::of_float(a + b);
+        case Op::kSub:
+            return Value::of_float(a - b);
+        case Op::kMul:
+            return Value::of_float(a * b);
+        case Op::kDiv:
+            return b == 0 ? vm.error("float division by zero") : Value::of_float(a / b);
         case Op::kFloorDiv: {
             if (b == 0) return vm.error("float floor division by zero");
             const double rest = float_mod(a, b);
@@ -102,14 +129,18 @@ Value float_binary(Vm& vm, Op op, double a, double b) {
             quotient = quotient - floor > 0.5 ? floor + 1 : floor;
             return Value::of_float(quotient);
         }
-        case Op::kMod: return b == 0 ? vm.error("float modulo") : Value::of_float(float_mod(a, b));
+        case Op::kMod:
+            return b == 0 ? vm.error("float modulo") : Value::of_float(float_mod(a, b));
         case Op::kPow: {
             const double result = std::pow(a, b);
-            if (std::isnan(result) && !std::isnan(a) && !std::isnan(b)) return vm.error("complex numbers are unsupported");
-            if (std::isinf(result) && !std::isinf(a) && !std::isinf(b)) return vm.error("numerical result out of range");
+            if (std::isnan(result) && !std::isnan(a) && !std::isnan(b))
+                return vm.error("complex numbers are unsupported");
+            if (std::isinf(result) && !std::isinf(a) && !std::isinf(b))
+                return vm.error("numerical result out of range");
             return Value::of_float(result);
         }
-        default: return {};
+        default:
+            return {};
     }
 }
 
@@ -141,7 +172,9 @@ Value repeat(Vm& vm, const Value& value, int64_t count) {
     return vm.make_list(std::move(all), value.kind);
 }
 
-bool is_list_or_tuple(const Value& value) { return value.is(Kind::kList) || value.is(Kind::kTuple); }
+bool is_list_or_tuple(const Value& value) {
+    return value.is(Kind::kList) || value.is(Kind::kTuple);
+}
 
 }  // namespace
 
@@ -149,19 +182,28 @@ bool Vm::truthy(const Value& value) {
     switch (value.kind) {
         case Kind::kMissing:
         case Kind::kUndefined:
-        case Kind::kNone: return false;
-        case Kind::kBool: return value.boolean;
-        case Kind::kInt: return value.integer != 0;
-        case Kind::kFloat: return value.real != 0;
-        case Kind::kStr: return !value.text().empty();
+        case Kind::kNone:
+            return false;
+        case Kind::kBool:
+            return value.boolean;
+        case Kind::kInt:
+            return value.integer != 0;
+        case Kind::kFloat:
+            return value.real != 0;
+        case Kind::kStr:
+            return !value.text().empty();
         case Kind::kList:
         case Kind::kTuple:
         case Kind::kDictKeys:
         case Kind::kDictValues:
-        case Kind::kDictItems: return !value.get<SeqObject>().items.empty();
-        case Kind::kDict: return !value.get<DictObject>().items.empty();
-        case Kind::kRange: return value.get<RangeObject>().size() != 0;
-        default: return true;
+        case Kind::kDictItems:
+            return !value.get<SeqObject>().items.empty();
+        case Kind::kDict:
+            return !value.get<DictObject>().items.empty();
+        case Kind::kRange:
+            return value.get<RangeObject>().size() != 0;
+        default:
+            return true;
     }
 }
 
@@ -172,9 +214,12 @@ bool Vm::equal(const Value& a, const Value& b) {
     if (a.kind != b.kind) return false;
     switch (a.kind) {
         case Kind::kUndefined:
-        case Kind::kNone: return true;
-        case Kind::kBigInt: return a.get<BigIntObject>().digits == b.get<BigIntObject>().digits;
-        case Kind::kStr: return spend(a.text().size() / 64) && a.text() == b.text();
+        case Kind::kNone:
+            return true;
+        case Kind::kBigInt:
+            return a.get<BigIntObject>().digits == b.get<BigIntObject>().digits;
+        case Kind::kStr:
+            return spend(a.text().size() / 64) && a.text() == b.text();
         case Kind::kList:
         case Kind::kTuple:
         case Kind::kDictKeys:
@@ -208,8 +253,10 @@ bool Vm::equal(const Value& a, const Value& b) {
             const auto& y = b.get<MethodObject>();
             return x.name == y.name && x.self.object == y.self.object;
         }
-        case Kind::kFunction: return a.get<FunctionObject>().call == b.get<FunctionObject>().call;
-        default: return a.object == b.object;
+        case Kind::kFunction:
+            return a.get<FunctionObject>().call == b.get<FunctionObject>().call;
+        default:
+            return a.object == b.object;
     }
 }
 
@@ -235,7 +282,8 @@ int Vm::compare(const Value& a, const Value& b, const char* op) {
         }
         return x.size() < y.size() ? -1 : x.size() > y.size() ? 1 : 0;
     }
-    error(std::string("'") + op + "' not supported between instances of " + named(a) + " and " + named(b));
+    error(std::string("'") + op + "' not supported between instances of " + named(a) + " and " +
+          named(b));
     return 2;
 }
 
@@ -243,14 +291,16 @@ bool Vm::contains(const Value& container, const Value& item) {
     switch (container.kind) {
         case Kind::kStr: {
             if (!item.is_str()) {
-                error("'in <string>' requires string as left operand, not " + std::string(type_name(item.kind)));
+                error("'in <string>' requires string as left operand, not " +
+                      std::string(type_name(item.kind)));
                 return false;
             }
             const std::string_view text = container.text();
             const std::string_view wanted = item.text();
             (void)spend(text.size() / 64);
             // memmem is linear; string_view::find may be quadratic.
-            return wanted.empty() || memmem(text.data(), text.size(), wanted.data(), wanted.size()) != nullptr;
+            return wanted.empty() ||
+                   memmem(text.data(), text.size(), wanted.data(), wanted.size()) != nullptr;
         }
         case Kind::kDict: {
             std::string key;
@@ -268,15 +318,21 @@ bool Vm::contains(const Value& container, const Value& item) {
         case Kind::kMacro:
         case Kind::kMethod:
         case Kind::kFunction:
-        case Kind::kNamespace: error("argument of type " + named(container) + " is not iterable"); return false;
-        default: break;
+        case Kind::kNamespace:
+            error("argument of type " + named(container) + " is not iterable");
+            return false;
+        default:
+            break;
     }
     const auto items = iterate(container);
     if (items == nullptr) return false;
-    return std::any_of(items->items.begin(), items->items.end(), [&](const Value& v) { return equal(v, item); });
+    return std::any_of(items->items.begin(), items->items.end(),
+                       [&](const Value& v) { return equal(v, item); });
 }
 
-Value Vm::add(const Value& a, const Value& b) { return binary(Op::kAdd, a, b); }
+Value Vm::add(const Value& a, const Value& b) {
+    return binary(Op::kAdd, a, b);
+}
 
 Value Vm::binary(Op op, const Value& a, const Value& b) {
     if (failed_) return {};
@@ -301,7 +357,9 @@ Value Vm::binary(Op op, const Value& a, const Value& b) {
     if (op == Op::kAdd && a.kind == b.kind && is_list_or_tuple(a)) {
         std::vector<Value> items = a.get<SeqObject>().items;
         const auto& more = b.get<SeqObject>().items;
-        if (!room((items.size() + more.size()) * sizeof(Value)) || !spend(items.size() + more.size())) return {};
+        if (!room((items.size() + more.size()) * sizeof(Value)) ||
+            !spend(items.size() + more.size()))
+            return {};
         items.insert(items.end(), more.begin(), more.end());
         return make_list(std::move(items), a.kind);
     }
@@ -309,27 +367,37 @@ Value Vm::binary(Op op, const Value& a, const Value& b) {
         if ((a.is_str() || is_list_or_tuple(a)) && b.is_int()) return repeat(*this, a, b.as_int());
         if ((b.is_str() || is_list_or_tuple(b)) && a.is_int()) return repeat(*this, b, a.as_int());
     }
-    if (a.is(Kind::kBigInt) || b.is(Kind::kBigInt)) return error("integer too large to calculate with");
+    if (a.is(Kind::kBigInt) || b.is(Kind::kBigInt))
+        return error("integer too large to calculate with");
     if (op == Op::kAdd && a.is_str()) {
-        return error("can only concatenate str (not \"" + std::string(type_name(b.kind)) + "\") to str");
+        return error("can only concatenate str (not \"" + std::string(type_name(b.kind)) +
+                     "\") to str");
     }
-    return error("unsupported operand type(s) for " + std::string(symbol(op)) + ": " + named(a) + " and " + named(b));
+    return error("unsupported operand type(s) for " + std::string(symbol(op)) + ": " + named(a) +
+                 " and " + named(b));
 }
 
 Value Vm::length(const Value& value) {
     const auto of = [](size_t n) { return Value::of_int(static_cast<int64_t>(n)); };
     switch (value.kind) {
-        case Kind::kUndefined: return of(0);
-        case Kind::kStr: return of(value.str().chars);
+        case Kind::kUndefined:
+            return of(0);
+        case Kind::kStr:
+            return of(value.str().chars);
         case Kind::kList:
         case Kind::kTuple:
         case Kind::kDictKeys:
         case Kind::kDictValues:
-        case Kind::kDictItems: return of(value.get<SeqObject>().items.size());
-        case Kind::kDict: return of(value.get<DictObject>().items.size());
-        case Kind::kRange: return Value::of_int(value.get<RangeObject>().size());
-        case Kind::kLoop: return of(value.get<LoopObject>().seq->items.size());
-        default: return error("object of type " + named(value) + " has no len()");
+        case Kind::kDictItems:
+            return of(value.get<SeqObject>().items.size());
+        case Kind::kDict:
+            return of(value.get<DictObject>().items.size());
+        case Kind::kRange:
+            return Value::of_int(value.get<RangeObject>().size());
+        case Kind::kLoop:
+            return of(value.get<LoopObject>().seq->items.size());
+        default:
+            return error("object of type " + named(value) + " has no len()");
     }
 }
 
@@ -341,7 +409,8 @@ std::shared_ptr<const SeqObject> Vm::iterate(const Value& value) {
         case Kind::kTuple:
         case Kind::kDictKeys:
         case Kind::kDictValues:
-        case Kind::kDictItems: return std::static_pointer_cast<const SeqObject>(value.object);
+        case Kind::kDictItems:
+            return std::static_pointer_cast<const SeqObject>(value.object);
         case Kind::kGenerator: {
             const auto& source = value.get<SeqObject>();
             const size_t from = std::exchange(source.next, source.items.size());
@@ -351,7 +420,8 @@ std::shared_ptr<const SeqObject> Vm::iterate(const Value& value) {
             }
             break;
         }
-        case Kind::kUndefined: break;
+        case Kind::kUndefined:
+            break;
         case Kind::kStr: {
             const StrObject& text = value.str();
             for (size_t pos = 0; pos < text.text.size();) {
@@ -375,7 +445,9 @@ std::shared_ptr<const SeqObject> Vm::iterate(const Value& value) {
             }
             break;
         }
-        default: error(named(value) + " object is not iterable"); return nullptr;
+        default:
+            error(named(value) + " object is not iterable");
+            return nullptr;
     }
     return std::make_shared<SeqObject>(&budget_, std::move(items));
 }

@@ -14,7 +14,8 @@ namespace {
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 void add_hex(std::string& out, uint32_t code, int digits) {
-    for (int shift = (digits - 1) * 4; shift >= 0; shift -= 4) out += kHexDigits[(code >> shift) & 15];
+    for (int shift = (digits - 1) * 4; shift >= 0; shift -= 4)
+        out += kHexDigits[(code >> shift) & 15];
 }
 
 /// repr() of a string; escapes keep the mark of the character they stand for.
@@ -55,7 +56,8 @@ void repr_str(Vm& vm, StrBuilder& out, const StrObject& text) {
     out.add(quoted);
 }
 
-void repr_items(Vm& vm, StrBuilder& out, const Value& value, std::string_view open, std::string_view close) {
+void repr_items(Vm& vm, StrBuilder& out, const Value& value, std::string_view open,
+                std::string_view close) {
     out.add(open);
     bool first = true;
     for (const Value& item : value.get<SeqObject>().items) {
@@ -89,7 +91,8 @@ void json_str(Vm& vm, StrBuilder& out, const StrObject& text, bool ensure_ascii)
     auto range = text.taint.begin();
     for (size_t pos = 0; pos < text.text.size();) {
         const auto byte = static_cast<uint8_t>(text.text[pos]);
-        const bool plain = byte >= 0x20 && byte != '"' && byte != '\\' && (byte < 0x7F || !ensure_ascii);
+        const bool plain =
+            byte >= 0x20 && byte != '"' && byte != '\\' && (byte < 0x7F || !ensure_ascii);
         if (plain) {
             ++pos;
             continue;
@@ -98,7 +101,8 @@ void json_str(Vm& vm, StrBuilder& out, const StrObject& text, bool ensure_ascii)
         std::string escaped = "\\";
         static constexpr std::string_view kFrom = "\"\\\n\r\t\b\f";
         static constexpr std::string_view kTo = "\"\\nrtbf";
-        const size_t simple = cp.code < 0x80 ? kFrom.find(static_cast<char>(cp.code)) : std::string_view::npos;
+        const size_t simple =
+            cp.code < 0x80 ? kFrom.find(static_cast<char>(cp.code)) : std::string_view::npos;
         if (simple != std::string_view::npos) {
             escaped += kTo[simple];
         } else if (cp.code >= 0x10000) {
@@ -123,23 +127,42 @@ void json_str(Vm& vm, StrBuilder& out, const StrObject& text, bool ensure_ascii)
 
 class JsonPrinter {
   public:
-    JsonPrinter(Vm& vm, StrBuilder& out, const JsonStyle& style) : vm_(vm), out_(out), style_(style) {}
+    JsonPrinter(Vm& vm, StrBuilder& out, const JsonStyle& style)
+        : vm_(vm), out_(out), style_(style) {}
 
     void print(const Value& value, int level) {
-        if (level > static_cast<int>(limits::kJsonDepthMax) * 2) vm_.error("value nested too deeply for tojson");
+        if (level > static_cast<int>(limits::kJsonDepthMax) * 2)
+            vm_.error("value nested too deeply for tojson");
         if (!vm_.spend()) return;
         switch (value.kind) {
-            case Kind::kNone: out_.add("null"); break;
-            case Kind::kBool: out_.add(value.boolean ? "true" : "false"); break;
-            case Kind::kInt: out_.add(std::to_string(value.integer)); break;
-            case Kind::kBigInt: out_.add(value.get<BigIntObject>().digits); break;
-            case Kind::kFloat: out_.add(json_float(value.real)); break;
-            case Kind::kStr: json_str(vm_, out_, value.str(), style_.ensure_ascii); break;
+            case Kind::kNone:
+                out_.add("null");
+                break;
+            case Kind::kBool:
+                out_.add(value.boolean ? "true" : "false");
+                break;
+            case Kind::kInt:
+                out_.add(std::to_string(value.integer));
+                break;
+            case Kind::kBigInt:
+                out_.add(value.get<BigIntObject>().digits);
+                break;
+            case Kind::kFloat:
+                out_.add(json_float(value.real));
+                break;
+            case Kind::kStr:
+                json_str(vm_, out_, value.str(), style_.ensure_ascii);
+                break;
             case Kind::kList:
-            case Kind::kTuple: list(value.get<SeqObject>().items, level); break;
-            case Kind::kDict: dict(value.get<DictObject>(), level); break;
+            case Kind::kTuple:
+                list(value.get<SeqObject>().items, level);
+                break;
+            case Kind::kDict:
+                dict(value.get<DictObject>(), level);
+                break;
             default:
-                vm_.error("Object of type " + std::string(type_name(value.kind)) + " is not JSON serializable");
+                vm_.error("Object of type " + std::string(type_name(value.kind)) +
+                          " is not JSON serializable");
         }
     }
 
@@ -170,7 +193,9 @@ class JsonPrinter {
     }
     void key(const Value& name) {
         switch (name.kind) {
-            case Kind::kStr: json_str(vm_, out_, name.str(), style_.ensure_ascii); break;
+            case Kind::kStr:
+                json_str(vm_, out_, name.str(), style_.ensure_ascii);
+                break;
             case Kind::kNone:
             case Kind::kBool:
             case Kind::kInt:
@@ -181,7 +206,8 @@ class JsonPrinter {
                 out_.add("\"");
                 break;
             default:
-                vm_.error("keys must be str, int, float, bool or None, not " + std::string(type_name(name.kind)));
+                vm_.error("keys must be str, int, float, bool or None, not " +
+                          std::string(type_name(name.kind)));
         }
     }
     void dict(const DictObject& dict, int level) {
@@ -193,8 +219,9 @@ class JsonPrinter {
         order.reserve(dict.items.size());
         for (const auto& item : dict.items) order.push_back(&item);
         if (style_.sort_keys) {
-            std::stable_sort(order.begin(), order.end(),
-                             [&](const auto* a, const auto* b) { return vm_.compare(a->first, b->first, "<") == -1; });
+            std::stable_sort(order.begin(), order.end(), [&](const auto* a, const auto* b) {
+                return vm_.compare(a->first, b->first, "<") == -1;
+            });
         }
         out_.add("{");
         for (size_t i = 0; i < order.size() && !vm_.failed(); ++i) {
@@ -218,28 +245,49 @@ class JsonPrinter {
 std::string_view type_name(Kind kind) {
     switch (kind) {
         case Kind::kMissing:
-        case Kind::kUndefined: return "Undefined";
-        case Kind::kNone: return "NoneType";
-        case Kind::kBool: return "bool";
+        case Kind::kUndefined:
+            return "Undefined";
+        case Kind::kNone:
+            return "NoneType";
+        case Kind::kBool:
+            return "bool";
         case Kind::kInt:
-        case Kind::kBigInt: return "int";
-        case Kind::kFloat: return "float";
-        case Kind::kStr: return "str";
-        case Kind::kList: return "list";
-        case Kind::kTuple: return "tuple";
-        case Kind::kDict: return "dict";
-        case Kind::kRange: return "range";
-        case Kind::kGenerator: return "generator";
-        case Kind::kDictKeys: return "dict_keys";
-        case Kind::kDictValues: return "dict_values";
-        case Kind::kDictItems: return "dict_items";
-        case Kind::kNamespace: return "Namespace";
-        case Kind::kMacro: return "Macro";
-        case Kind::kMethod: return "builtin_function_or_method";
-        case Kind::kFunction: return "function";
-        case Kind::kLoop: return "LoopContext";
-        case Kind::kCycler: return "Cycler";
-        case Kind::kJoiner: return "Joiner";
+        case Kind::kBigInt:
+            return "int";
+        case Kind::kFloat:
+            return "float";
+        case Kind::kStr:
+            return "str";
+        case Kind::kList:
+            return "list";
+        case Kind::kTuple:
+            return "tuple";
+        case Kind::kDict:
+            return "dict";
+        case Kind::kRange:
+            return "range";
+        case Kind::kGenerator:
+            return "generator";
+        case Kind::kDictKeys:
+            return "dict_keys";
+        case Kind::kDictValues:
+            return "dict_values";
+        case Kind::kDictItems:
+            return "dict_items";
+        case Kind::kNamespace:
+            return "Namespace";
+        case Kind::kMacro:
+            return "Macro";
+        case Kind::kMethod:
+            return "builtin_function_or_method";
+        case Kind::kFunction:
+            return "function";
+        case Kind::kLoop:
+            return "LoopContext";
+        case Kind::kCycler:
+            return "Cycler";
+        case Kind::kJoiner:
+            return "Joiner";
     }
     return "object";
 }
@@ -248,7 +296,8 @@ std::string float_repr(double value) {
     if (std::isnan(value)) return "nan";
     if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
     std::array<char, 64> buffer{};
-    const auto made = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::scientific);
+    const auto made = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                    std::chars_format::scientific);
     const std::string_view text(buffer.data(), static_cast<size_t>(made.ptr - buffer.data()));
     const size_t mark = text.find('e');
     int exponent = 0;
@@ -267,8 +316,10 @@ std::string float_repr(double value) {
         const std::string power = std::to_string(std::abs(exponent));
         return out + (exponent < 0 ? "e-" : "e+") + (power.size() < 2 ? "0" : "") + power;
     }
-    if (exponent < 0) return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
-    if (count <= exponent + 1) return out + digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
+    if (exponent < 0)
+        return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+    if (count <= exponent + 1)
+        return out + digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
     return out + digits.substr(0, static_cast<size_t>(exponent) + 1) + "." +
            digits.substr(static_cast<size_t>(exponent) + 1);
 }
@@ -294,24 +345,47 @@ void Vm::append_repr(StrBuilder& out, const Value& value) {
     if (!spend()) return;
     switch (value.kind) {
         case Kind::kMissing:
-        case Kind::kUndefined: out.add("Undefined"); break;
-        case Kind::kNone: out.add("None"); break;
-        case Kind::kBool: out.add(value.boolean ? "True" : "False"); break;
-        case Kind::kInt: out.add(std::to_string(value.integer)); break;
-        case Kind::kBigInt: out.add(value.get<BigIntObject>().digits); break;
-        case Kind::kFloat: out.add(float_repr(value.real)); break;
+        case Kind::kUndefined:
+            out.add("Undefined");
+            break;
+        case Kind::kNone:
+            out.add("None");
+            break;
+        case Kind::kBool:
+            out.add(value.boolean ? "True" : "False");
+            break;
+        case Kind::kInt:
+            out.add(std::to_string(value.integer));
+            break;
+        case Kind::kBigInt:
+            out.add(value.get<BigIntObject>().digits);
+            break;
+        case Kind::kFloat:
+            out.add(float_repr(value.real));
+            break;
         case Kind::kStr:
             if (value.str().markup) out.add("Markup(");
             repr_str(*this, out, value.str());
             if (value.str().markup) out.add(")");
             break;
-        case Kind::kList: repr_items(*this, out, value, "[", "]"); break;
-        case Kind::kTuple: repr_items(*this, out, value, "(", ")"); break;
-        case Kind::kDictKeys: repr_items(*this, out, value, "dict_keys([", "])"); break;
-        case Kind::kDictValues: repr_items(*this, out, value, "dict_values([", "])"); break;
-        case Kind::kDictItems: repr_items(*this, out, value, "dict_items([", "])"); break;
+        case Kind::kList:
+            repr_items(*this, out, value, "[", "]");
+            break;
+        case Kind::kTuple:
+            repr_items(*this, out, value, "(", ")");
+            break;
+        case Kind::kDictKeys:
+            repr_items(*this, out, value, "dict_keys([", "])");
+            break;
+        case Kind::kDictValues:
+            repr_items(*this, out, value, "dict_values([", "])");
+            break;
+        case Kind::kDictItems:
+            repr_items(*this, out, value, "dict_items([", "])");
+            break;
         case Kind::kDict:
-            repr_pairs(*this, out, value.get<DictObject>().items, [&](const Value& key) { append_repr(out, key); });
+            repr_pairs(*this, out, value.get<DictObject>().items,
+                       [&](const Value& key) { append_repr(out, key); });
             break;
         case Kind::kNamespace:
             out.add("<Namespace ");
@@ -332,11 +406,13 @@ void Vm::append_repr(StrBuilder& out, const Value& value) {
         }
         case Kind::kLoop: {
             const auto& loop = value.get<LoopObject>();
-            out.add("<LoopContext " + std::to_string(loop.index0 + 1) + "/" + std::to_string(loop.seq->items.size()) +
-                    ">");
+            out.add("<LoopContext " + std::to_string(loop.index0 + 1) + "/" +
+                    std::to_string(loop.seq->items.size()) + ">");
             break;
         }
-        default: out.add("<" + std::string(type_name(value.kind)) + " object>"); break;
+        default:
+            out.add("<" + std::string(type_name(value.kind)) + " object>");
+            break;
     }
 }
 

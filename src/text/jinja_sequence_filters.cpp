@@ -22,18 +22,21 @@ std::vector<Value> attribute_path(Vm& vm, const Value& attribute) {
         const std::string_view part = rest.substr(0, dot);
         int64_t index = 0;
         const auto parsed = std::from_chars(part.data(), part.data() + part.size(), index);
-        const bool digits = !part.empty() && part[0] != '-' && parsed.ec == std::errc() && parsed.ptr == part.data() + part.size();
+        const bool digits = !part.empty() && part[0] != '-' && parsed.ec == std::errc() &&
+                            parsed.ptr == part.data() + part.size();
         path.push_back(digits ? Value::of_int(index) : vm.make_str(part));
         if (vm.failed() || dot == std::string_view::npos) return path;
         rest.remove_prefix(dot + 1);
     }
 }
 
-Value follow(Vm& vm, Value item, const std::vector<Value>& path, const Value& fallback = Value::missing()) {
+Value follow(Vm& vm, Value item, const std::vector<Value>& path,
+             const Value& fallback = Value::missing()) {
     for (const Value& step : path) {
         item = vm.get_item(item, step);
         if (vm.failed()) return {};
-        if (item.is_undefined() && !fallback.is_missing() && !fallback.is(Kind::kNone)) item = fallback;
+        if (item.is_undefined() && !fallback.is_missing() && !fallback.is(Kind::kNone))
+            item = fallback;
     }
     return item;
 }
@@ -50,7 +53,8 @@ std::vector<size_t> sorted_order(Vm& vm, const std::vector<Value>& keys, bool re
     // After an error all keys count as equal, which is an order too.
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
         if (vm.failed()) return false;
-        return reverse ? vm.compare(keys[b], keys[a], "<") == -1 : vm.compare(keys[a], keys[b], "<") == -1;
+        return reverse ? vm.compare(keys[b], keys[a], "<") == -1
+                       : vm.compare(keys[a], keys[b], "<") == -1;
     });
     return order;
 }
@@ -75,7 +79,8 @@ Value filter_first(Vm& vm, const Value& self, Args& args) {
     }
     const auto items = vm.iterate(self);
     if (items == nullptr) return {};
-    return items->items.empty() ? vm.make_undefined("No first item, sequence was empty.") : items->items.front();
+    return items->items.empty() ? vm.make_undefined("No first item, sequence was empty.")
+                                : items->items.front();
 }
 
 Value filter_last(Vm& vm, const Value& self, Args& args) {
@@ -83,7 +88,8 @@ Value filter_last(Vm& vm, const Value& self, Args& args) {
     if (self.is(Kind::kGenerator)) return vm.error("'generator' object is not reversible");
     const auto items = vm.iterate(self);
     if (items == nullptr) return {};
-    return items->items.empty() ? vm.make_undefined("No last item, sequence was empty.") : items->items.back();
+    return items->items.empty() ? vm.make_undefined("No last item, sequence was empty.")
+                                : items->items.back();
 }
 
 Value filter_reverse(Vm& vm, const Value& self, Args& args) {
@@ -92,7 +98,8 @@ Value filter_reverse(Vm& vm, const Value& self, Args& args) {
     const auto items = vm.iterate(self);
     if (items == nullptr) return {};
     std::vector<Value> back(items->items.rbegin(), items->items.rend());
-    return vm.make_list(std::move(back), self.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);
+    return vm.make_list(std::move(back),
+                        self.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);
 }
 
 Value filter_join(Vm& vm, const Value& self, Args& args) {
@@ -126,7 +133,8 @@ Value filter_dictsort(Vm& vm, const Value& self, Args& args) {
     const bool case_sensitive = vm.bool_arg(a[0], false);
     const std::string_view by = a[1].is_str() ? a[1].text() : std::string_view("key");
     if (vm.failed()) return {};
-    if (by != "key" && by != "value") return vm.error("You can only sort by either \"key\" or \"value\"");
+    if (by != "key" && by != "value")
+        return vm.error("You can only sort by either \"key\" or \"value\"");
     if (self.is_undefined()) return vm.use_undefined(self);
     if (!self.is(Kind::kDict)) return vm.error("dictsort takes a mapping");
     const auto& items = self.get<DictObject>().items;
@@ -137,7 +145,8 @@ Value filter_dictsort(Vm& vm, const Value& self, Args& args) {
     }
     std::vector<Value> pairs;
     for (const size_t i : sorted_order(vm, keys, vm.bool_arg(a[2], false))) {
-        if (!vm.push(pairs, vm.make_list({items[i].first, items[i].second}, Kind::kTuple))) return {};
+        if (!vm.push(pairs, vm.make_list({items[i].first, items[i].second}, Kind::kTuple)))
+            return {};
     }
     return vm.make_list(std::move(pairs));
 }
@@ -153,7 +162,8 @@ Value filter_sort(Vm& vm, const Value& self, Args& args) {
         if (vm.failed()) return {};
         const Value names = split(vm, a[2].str(), &comma.str(), -1, false);
         if (vm.failed()) return {};
-        for (const Value& name : names.get<SeqObject>().items) paths.push_back(attribute_path(vm, name));
+        for (const Value& name : names.get<SeqObject>().items)
+            paths.push_back(attribute_path(vm, name));
     } else {
         paths.push_back(attribute_path(vm, a[2]));
     }
@@ -167,7 +177,8 @@ Value filter_sort(Vm& vm, const Value& self, Args& args) {
         if (!vm.push(keys, vm.make_list(std::move(key)))) return {};
     }
     std::vector<Value> sorted;
-    for (const size_t i : sorted_order(vm, keys, vm.bool_arg(a[0], false))) sorted.push_back(items->items[i]);
+    for (const size_t i : sorted_order(vm, keys, vm.bool_arg(a[0], false)))
+        sorted.push_back(items->items[i]);
     return vm.make_list(std::move(sorted));
 }
 
@@ -258,9 +269,11 @@ Value filter_select(Vm& vm, const Value& self, Args& args) {
     if (items == nullptr) return {};
     const size_t offset = ByAttribute ? 1 : 0;
     if (args.positional.size() < offset) return vm.error("Missing parameter for attribute name");
-    const std::vector<Value> path = ByAttribute ? attribute_path(vm, args.positional[0]) : std::vector<Value>{};
+    const std::vector<Value> path =
+        ByAttribute ? attribute_path(vm, args.positional[0]) : std::vector<Value>{};
     const bool has_test = args.positional.size() > offset;
-    if (has_test && !args.positional[offset].is_str()) return vm.error("select takes a test's name");
+    if (has_test && !args.positional[offset].is_str())
+        return vm.error("select takes a test's name");
     std::vector<Value> kept;
     for (const Value& item : items->items) {
         if (!vm.spend()) return {};
@@ -269,7 +282,8 @@ Value filter_select(Vm& vm, const Value& self, Args& args) {
         bool holds = false;
         if (has_test) {
             Args rest = args;
-            rest.positional.erase(rest.positional.begin(), rest.positional.begin() + static_cast<ptrdiff_t>(offset) + 1);
+            rest.positional.erase(rest.positional.begin(),
+                                  rest.positional.begin() + static_cast<ptrdiff_t>(offset) + 1);
             holds = vm.call_test(args.positional[offset].text(), field, rest);
         } else {
             holds = vm.truthy(field);
@@ -288,7 +302,9 @@ Value filter_batch(Vm& vm, const Value& self, Args& args) {
     std::vector<Value> batches;
     std::vector<Value> now;
     for (const Value& item : items->items) {
-        if (static_cast<int64_t>(now.size()) == size && !vm.push(batches, vm.make_list(std::exchange(now, {})))) return {};
+        if (static_cast<int64_t>(now.size()) == size &&
+            !vm.push(batches, vm.make_list(std::exchange(now, {}))))
+            return {};
         if (!vm.push(now, item)) return {};
     }
     if (!now.empty()) {
@@ -330,7 +346,9 @@ Value filter_groupby(Vm& vm, const Value& self, Args& args) {
     std::vector<Value> shown;
     for (const Value& item : items->items) {
         const Value field = follow(vm, item, path, a[1]);
-        if (!vm.push(shown, field) || !vm.push(keys, case_sensitive ? field : ignore_case(vm, field))) return {};
+        if (!vm.push(shown, field) ||
+            !vm.push(keys, case_sensitive ? field : ignore_case(vm, field)))
+            return {};
     }
     std::vector<Value> groups;
     std::vector<Value> members;
@@ -340,7 +358,8 @@ Value filter_groupby(Vm& vm, const Value& self, Args& args) {
         if (!vm.push(members, items->items[order[i]])) return {};
         if (i + 1 < order.size() && vm.equal(keys[order[i]], keys[order[i + 1]])) continue;
         const Value list = vm.make_list(std::exchange(members, {}));
-        auto pair = std::make_shared<SeqObject>(&vm.budget(), std::vector<Value>{shown[order[first]], list});
+        auto pair = std::make_shared<SeqObject>(&vm.budget(),
+                                                std::vector<Value>{shown[order[first]], list});
         pair->group = true;
         if (!vm.push(groups, Value::of_object(Kind::kTuple, std::move(pair)))) return {};
         first = i + 1;
@@ -354,7 +373,8 @@ Value filter_attr(Vm& vm, const Value& self, Args& args) {
     if (!a[0].is_str()) return vm.error("attr takes a name");
     // Unlike x.name, an item of that name does not count.
     if (self.is(Kind::kDict) && find_method(Kind::kDict, a[0].text()) == MethodUse::kNone) {
-        return vm.make_undefined("'dict object' has no attribute '" + std::string(a[0].text().substr(0, 256)) + "'");
+        return vm.make_undefined("'dict object' has no attribute '" +
+                                 std::string(a[0].text().substr(0, 256)) + "'");
     }
     return vm.get_attr(self, a[0].text());
 }
@@ -388,8 +408,9 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 
 Builtin find_sequence_filter(std::string_view name) {
-    const auto* it = std::lower_bound(std::begin(kFilters), std::end(kFilters), name,
-                                      [](const FilterEntry& entry, std::string_view n) { return entry.name < n; });
+    const auto* it = std::lower_bound(
+        std::begin(kFilters), std::end(kFilters), name,
+        [](const FilterEntry& entry, std::string_view n) { return entry.name < n; });
     return it != std::end(kFilters) && it->name == name ? it->call : nullptr;
 }
 

@@ -23,8 +23,8 @@ class TaintCursor {
 };
 
 bool is_line_end(uint32_t code) {
-    return (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 || code == 0x2028 ||
-           code == 0x2029;
+    return (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
+           code == 0x2028 || code == 0x2029;
 }
 
 void add_lower(std::string& out, std::string_view text, size_t pos, uint32_t code) {
@@ -81,7 +81,8 @@ StripSpan strip_span(Vm& vm, const StrObject& text, const StrObject* chars, bool
         const CodePoint cp = decode_utf8(view, pos);
         if (chars == nullptr) return is_python_space(cp.code);
         (void)vm.spend(chars->text.size() / 32);
-        return memmem(chars->text.data(), chars->text.size(), view.data() + pos, cp.length) != nullptr;
+        return memmem(chars->text.data(), chars->text.size(), view.data() + pos, cp.length) !=
+               nullptr;
     };
     StripSpan span{0, view.size()};
     while (left && span.begin < span.end && !vm.failed() && drop(span.begin)) {
@@ -165,8 +166,10 @@ Value swap_case(Vm& vm, const StrObject& text) {
     return out.finish(text.markup);
 }
 
-size_t find_in(std::string_view text, std::string_view wanted, size_t begin, size_t end, bool last) {
-    if (begin > end || end > text.size() || wanted.size() > end - begin) return std::string_view::npos;
+size_t find_in(std::string_view text, std::string_view wanted, size_t begin, size_t end,
+               bool last) {
+    if (begin > end || end > text.size() || wanted.size() > end - begin)
+        return std::string_view::npos;
     const std::string_view area = text.substr(begin, end - begin);
     if (wanted.empty()) return last ? end : begin;
     if (last) {
@@ -179,13 +182,16 @@ size_t find_in(std::string_view text, std::string_view wanted, size_t begin, siz
         const std::string needle(wanted.rbegin(), wanted.rend());
         const void* hit = memmem(back.data(), back.size(), needle.data(), needle.size());
         if (hit == nullptr) return std::string_view::npos;
-        return end - static_cast<size_t>(static_cast<const char*>(hit) - back.data()) - wanted.size();
+        return end - static_cast<size_t>(static_cast<const char*>(hit) - back.data()) -
+               wanted.size();
     }
     const void* at = memmem(area.data(), area.size(), wanted.data(), wanted.size());
-    return at == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(at) - text.data());
+    return at == nullptr ? std::string_view::npos
+                         : static_cast<size_t>(static_cast<const char*>(at) - text.data());
 }
 
-Value replace(Vm& vm, const StrObject& text, const StrObject& from, const StrObject& to, int64_t count) {
+Value replace(Vm& vm, const StrObject& text, const StrObject& from, const StrObject& to,
+              int64_t count) {
     StrBuilder out(vm);
     const std::string_view view = text.text;
     size_t pos = 0;
@@ -224,7 +230,8 @@ Value join(Vm& vm, const StrObject& separator, const std::vector<Value>& items) 
     return out.finish(separator.markup);
 }
 
-Value split(Vm& vm, const StrObject& text, const StrObject* separator, int64_t count, bool from_right) {
+Value split(Vm& vm, const StrObject& text, const StrObject* separator, int64_t count,
+            bool from_right) {
     (void)vm.spend(text.text.size() / 64);
     if (separator == nullptr) return split_space(vm, text, count, from_right);
     const std::string_view wanted = separator->text;
@@ -279,12 +286,23 @@ Value escape_html(Vm& vm, const StrObject& text) {
     for (size_t pos = 0; pos < text.text.size(); ++pos) {
         std::string_view escaped;
         switch (text.text[pos]) {
-            case '&': escaped = "&amp;"; break;
-            case '<': escaped = "&lt;"; break;
-            case '>': escaped = "&gt;"; break;
-            case '"': escaped = "&#34;"; break;
-            case '\'': escaped = "&#39;"; break;
-            default: continue;
+            case '&':
+                escaped = "&amp;";
+                break;
+            case '<':
+                escaped = "&lt;";
+                break;
+            case '>':
+                escaped = "&gt;";
+                break;
+            case '"':
+                escaped = "&#34;";
+                break;
+            case '\'':
+                escaped = "&#39;";
+                break;
+            default:
+                continue;
         }
         if (!vm.spend()) return {};
         out.add_part(text, clean, pos);
@@ -298,7 +316,8 @@ Value escape_html(Vm& vm, const StrObject& text) {
 Value pad(Vm& vm, const StrObject& text, int64_t width, std::string_view fill, char align) {
     const auto have = static_cast<int64_t>(text.chars);
     const int64_t room = width > have ? width - have : 0;
-    if (room > static_cast<int64_t>(limits::kTemplateOutputBytesMax)) return vm.error("a padded string is too long");
+    if (room > static_cast<int64_t>(limits::kTemplateOutputBytesMax))
+        return vm.error("a padded string is too long");
     int64_t left = align == '>' ? room : 0;
     if (align == '^') left = room / 2 + (room & width & 1);
     StrBuilder out(vm);

@@ -7,7 +7,9 @@
 namespace baton::text::jinja {
 namespace {
 
-Value yes_if(bool value) { return Value::of_bool(value); }
+Value yes_if(bool value) {
+    return Value::of_bool(value);
+}
 
 /// No arguments but the value itself.
 bool alone(Vm& vm, Args& args) {
@@ -19,7 +21,9 @@ template <Kind Wanted>
 Value test_kind(Vm& vm, const Value& self, Args& args) {
     return yes_if(alone(vm, args) && self.is(Wanted));
 }
-Value test_defined(Vm& vm, const Value& self, Args& args) { return yes_if(alone(vm, args) && !self.is_undefined()); }
+Value test_defined(Vm& vm, const Value& self, Args& args) {
+    return yes_if(alone(vm, args) && !self.is_undefined());
+}
 Value test_integer(Vm& vm, const Value& self, Args& args) {
     return yes_if(alone(vm, args) && (self.is(Kind::kInt) || self.is(Kind::kBigInt)));
 }
@@ -31,18 +35,19 @@ Value test_bool(Vm& vm, const Value& self, Args& args) {
     return yes_if(alone(vm, args) && self.is(Kind::kBool) && self.boolean == Wanted);
 }
 Value test_sequence(Vm& vm, const Value& self, Args& args) {
-    const bool indexable = self.is_str() || self.is(Kind::kList) || self.is(Kind::kTuple) || self.is(Kind::kDict) ||
-                           self.is(Kind::kRange) || self.is_undefined();
+    const bool indexable = self.is_str() || self.is(Kind::kList) || self.is(Kind::kTuple) ||
+                           self.is(Kind::kDict) || self.is(Kind::kRange) || self.is_undefined();
     return yes_if(alone(vm, args) && indexable);
 }
 Value test_iterable(Vm& vm, const Value& self, Args& args) {
-    const bool walkable = self.is_seq() || self.is_str() || self.is(Kind::kDict) || self.is(Kind::kRange) ||
-                          self.is(Kind::kLoop) || self.is_undefined();
+    const bool walkable = self.is_seq() || self.is_str() || self.is(Kind::kDict) ||
+                          self.is(Kind::kRange) || self.is(Kind::kLoop) || self.is_undefined();
     return yes_if(alone(vm, args) && walkable);
 }
 Value test_callable(Vm& vm, const Value& self, Args& args) {
-    const bool callable = self.is(Kind::kMacro) || self.is(Kind::kMethod) || self.is(Kind::kFunction) ||
-                          self.is(Kind::kLoop) || self.is(Kind::kJoiner) || self.is_undefined();
+    const bool callable = self.is(Kind::kMacro) || self.is(Kind::kMethod) ||
+                          self.is(Kind::kFunction) || self.is(Kind::kLoop) ||
+                          self.is(Kind::kJoiner) || self.is_undefined();
     return yes_if(alone(vm, args) && callable);
 }
 Value test_escaped(Vm& vm, const Value& self, Args& args) {
@@ -54,10 +59,14 @@ Value test_order(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("test", args, {"other"}, 1);
     if (vm.failed()) return {};
     switch (Wanted) {
-        case Op::kEq: return yes_if(vm.equal(self, a[0]));
-        case Op::kNe: return yes_if(!vm.equal(self, a[0]));
-        case Op::kLt: return yes_if(vm.compare(self, a[0], "<") == -1);
-        case Op::kGt: return yes_if(vm.compare(self, a[0], ">") == 1);
+        case Op::kEq:
+            return yes_if(vm.equal(self, a[0]));
+        case Op::kNe:
+            return yes_if(!vm.equal(self, a[0]));
+        case Op::kLt:
+            return yes_if(vm.compare(self, a[0], "<") == -1);
+        case Op::kGt:
+            return yes_if(vm.compare(self, a[0], ">") == 1);
         case Op::kLe: {
             const int order = vm.compare(self, a[0], "<=");
             return yes_if(order == -1 || order == 0);
@@ -81,12 +90,15 @@ Value test_sameas(Vm& vm, const Value& self, Args& args) {
     return yes_if(vm.equal(self, a[0]));
 }
 
-Value remainder(Vm& vm, const Value& self, const Value& by) { return vm.binary(Op::kMod, self, by); }
+Value remainder(Vm& vm, const Value& self, const Value& by) {
+    return vm.binary(Op::kMod, self, by);
+}
 template <int Rest>
 Value test_parity(Vm& vm, const Value& self, Args& args) {
     if (!alone(vm, args)) return {};
     if (self.is_str()) return vm.error("not all arguments converted during string formatting");
-    return yes_if(vm.equal(remainder(vm, self, Value::of_int(2)), Value::of_int(Rest)) && !vm.failed());
+    return yes_if(vm.equal(remainder(vm, self, Value::of_int(2)), Value::of_int(Rest)) &&
+                  !vm.failed());
 }
 Value test_divisible(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("divisibleby", args, {"num"}, 1);
@@ -155,8 +167,9 @@ constexpr Entry kTests[] = {
 }  // namespace
 
 Builtin find_test(std::string_view name) {
-    const auto* it = std::lower_bound(std::begin(kTests), std::end(kTests), name,
-                                      [](const Entry& entry, std::string_view n) { return entry.name < n; });
+    const auto* it =
+        std::lower_bound(std::begin(kTests), std::end(kTests), name,
+                         [](const Entry& entry, std::string_view n) { return entry.name < n; });
     return it != std::end(kTests) && it->name == name ? it->call : nullptr;
 }
 

@@ -40,7 +40,9 @@ Value filter_title(Vm& vm, const Value& self, Args& args) {
     const std::string_view view = text->text;
     const auto breaks = [&](size_t pos) {
         const uint32_t code = decode_utf8(view, pos).code;
-        return is_python_space(code) || (code < 0x80 && std::string_view("-({[<").find(static_cast<char>(code)) != std::string_view::npos);
+        return is_python_space(code) ||
+               (code < 0x80 &&
+                std::string_view("-({[<").find(static_cast<char>(code)) != std::string_view::npos);
     };
     for (size_t pos = 0; pos < view.size() && vm.spend();) {
         const bool is_break = breaks(pos);
@@ -109,7 +111,8 @@ Value filter_safe(Vm& vm, const Value& self, Args& args) {
 Value filter_indent(Vm& vm, const Value& self, Args& args) {
     const auto a = vm.bind("indent", args, {"width", "first", "blank"});
     if (vm.failed()) return {};
-    if (!self.is_str()) return self.is_undefined() ? vm.use_undefined(self) : vm.error("indent takes a string");
+    if (!self.is_str())
+        return self.is_undefined() ? vm.use_undefined(self) : vm.error("indent takes a string");
     Value indention = a[0];
     if (!indention.is_str()) {
         const int64_t width = vm.int_arg(a[0], 4, "width");
@@ -137,7 +140,9 @@ Value filter_truncate(Vm& vm, const Value& self, Args& args) {
     const Value end = a[2].is_missing() ? vm.make_str("...") : a[2];
     const int64_t leeway = a[3].is(Kind::kNone) ? 5 : vm.int_arg(a[3], 5, "leeway");
     if (vm.failed()) return {};
-    if (!self.is_str() && end.is_str() && vm.length(self).as_int() <= length + std::min<int64_t>(leeway, 1 << 20)) return self;
+    if (!self.is_str() && end.is_str() &&
+        vm.length(self).as_int() <= length + std::min<int64_t>(leeway, 1 << 20))
+        return self;
     if (!self.is_str() || !end.is_str()) return vm.error("truncate takes a string");
     const auto tail = static_cast<int64_t>(end.str().chars);
     if (length < tail || leeway < 0) return vm.error("expected length >= " + std::to_string(tail));
@@ -184,7 +189,8 @@ Value filter_format(Vm& vm, const Value& self, Args& args) {
     Value given;
     if (!args.named.empty()) {
         std::vector<std::pair<Value, Value>> items;
-        for (auto& [name, value] : args.named) items.emplace_back(vm.make_str(name), std::move(value));
+        for (auto& [name, value] : args.named)
+            items.emplace_back(vm.make_str(name), std::move(value));
         given = vm.make_dict(std::move(items));
     } else {
         given = vm.make_list(std::move(args.positional), Kind::kTuple);
@@ -201,15 +207,18 @@ Value filter_default(Vm& vm, const Value& self, Args& args) {
 
 /// int() of a string: blanks around, a sign, digits with single underscores.
 bool parse_int(std::string_view text, int base, int64_t& out) {
-    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.front()))) text.remove_prefix(1);
-    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.back()))) text.remove_suffix(1);
+    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.front())))
+        text.remove_prefix(1);
+    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.back())))
+        text.remove_suffix(1);
     bool negative = false;
     if (!text.empty() && (text[0] == '+' || text[0] == '-')) {
         negative = text[0] == '-';
         text.remove_prefix(1);
     }
     const char mark = base == 16 ? 'x' : base == 8 ? 'o' : base == 2 ? 'b' : '\0';
-    if (mark != '\0' && text.size() > 2 && text[0] == '0' && (text[1] | 0x20) == mark) text.remove_prefix(2);
+    if (mark != '\0' && text.size() > 2 && text[0] == '0' && (text[1] | 0x20) == mark)
+        text.remove_prefix(2);
     std::string digits;
     for (size_t i = 0; i < text.size(); ++i) {
         if (text[i] == '_' && i > 0 && i + 1 < text.size() && text[i - 1] != '_') continue;
@@ -223,8 +232,10 @@ bool parse_int(std::string_view text, int base, int64_t& out) {
 }
 
 bool parse_float(std::string_view text, double& out) {
-    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.front()))) text.remove_prefix(1);
-    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.back()))) text.remove_suffix(1);
+    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.front())))
+        text.remove_prefix(1);
+    while (!text.empty() && is_python_space(static_cast<uint8_t>(text.back())))
+        text.remove_suffix(1);
     if (text.starts_with('+')) {
         text.remove_prefix(1);
         if (text.starts_with('-') || text.starts_with('+')) return false;
@@ -234,7 +245,9 @@ bool parse_float(std::string_view text, double& out) {
     if (stop != text.data() + text.size() || error == std::errc::invalid_argument) return false;
     if (error == std::errc::result_out_of_range) {
         // Python: too large is infinity, too small is zero.
-        out = text.find("e-") != std::string_view::npos || text.find("E-") != std::string_view::npos ? 0.0 : HUGE_VAL;
+        out = text.find("e-") != std::string_view::npos || text.find("E-") != std::string_view::npos
+                  ? 0.0
+                  : HUGE_VAL;
         if (text[0] == '-') out = -out;
     }
     return true;
@@ -246,7 +259,8 @@ Value filter_int(Vm& vm, const Value& self, Args& args) {
     if (vm.failed()) return {};
     if (base < 2 || base > 36) return vm.error("int() base must be >= 2 and <= 36");
     if (self.is_undefined()) return vm.use_undefined(self);
-    if (self.is_int() || self.is(Kind::kBigInt)) return self.is(Kind::kBool) ? Value::of_int(self.as_int()) : self;
+    if (self.is_int() || self.is(Kind::kBigInt))
+        return self.is(Kind::kBool) ? Value::of_int(self.as_int()) : self;
     double real = 0;
     int64_t whole = 0;
     if (self.is(Kind::kFloat)) {
@@ -304,7 +318,9 @@ Value filter_round(Vm& vm, const Value& self, Args& args) {
     if (self.is_undefined()) return vm.use_undefined(self);
     if (!self.is_number()) return vm.error("round takes a number");
     if (method == "common") {
-        if (self.is_int()) return digits >= 0 ? Value::of_int(self.as_int()) : vm.error("negative precision is unsupported");
+        if (self.is_int())
+            return digits >= 0 ? Value::of_int(self.as_int())
+                               : vm.error("negative precision is unsupported");
         return Value::of_float(round_digits(self.real, digits));
     }
     if (std::abs(digits) > 300) return vm.error("precision out of range");
@@ -325,7 +341,8 @@ bool json_style(Vm& vm, const std::vector<Value>& a, JsonStyle& style) {
         } else {
             const int64_t width = vm.int_arg(a[1], 0, "indent");
             if (width > 1024) vm.error("indent is too large");
-            if (!vm.failed()) style.indent.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+            if (!vm.failed())
+                style.indent.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
         }
     }
     if (!a[2].is_missing() && !a[2].is(Kind::kNone)) {
@@ -364,7 +381,8 @@ Value filter_urlencode(Vm& vm, const Value& self, Args& args) {
         const bool plain = (byte < 0x80 && (char_class(byte) & (kLetter | kNumber)) != 0) ||
                            std::string_view("_.-~/").find(c) != std::string_view::npos;
         const char escaped[3] = {'%', kHex[byte >> 4], kHex[byte & 15]};
-        out.add(plain ? std::string_view(&c, 1) : std::string_view(escaped, 3), !text->taint.empty());
+        out.add(plain ? std::string_view(&c, 1) : std::string_view(escaped, 3),
+                !text->taint.empty());
     }
     return out.finish();
 }
@@ -399,8 +417,9 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 
 Builtin find_text_filter(std::string_view name) {
-    const auto* it = std::lower_bound(std::begin(kFilters), std::end(kFilters), name,
-                                      [](const FilterEntry& entry, std::string_view n) { return entry.name < n; });
+    const auto* it = std::lower_bound(
+        std::begin(kFilters), std::end(kFilters), name,
+        [](const FilterEntry& entry, std::string_view n) { return entry.name < n; });
     return it != std::end(kFilters) && it->name == name ? it->call : nullptr;
 }
 

@@ -16,8 +16,8 @@ uint32_t deepest(const std::vector<Value>& values) {
 }
 
 size_t count_chars(std::string_view text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
+    return static_cast<size_t>(std::count_if(
+        text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -35,7 +35,8 @@ SeqObject::SeqObject(Budget* b, std::vector<Value> values)
 }
 
 DictObject::DictObject(Budget* b, std::vector<std::pair<Value, Value>> entries)
-    : Object(b, sizeof(DictObject) + entries.size() * sizeof(Value) * (entries.size() > kIndexFrom ? 6 : 2)) {
+    : Object(b, sizeof(DictObject) +
+                    entries.size() * sizeof(Value) * (entries.size() > kIndexFrom ? 6 : 2)) {
     // A repeated key keeps its place and takes the last value.
     std::string key;
     for (auto& entry : entries) {
@@ -96,10 +97,16 @@ bool dict_key(const Value& value, std::string& out) {
             out += 's';
             out += value.text();
             return true;
-        case Kind::kNone: out += 'N'; return true;
+        case Kind::kNone:
+            out += 'N';
+            return true;
         case Kind::kBool:
-        case Kind::kInt: out += 'i' + std::to_string(value.as_int()); return true;
-        case Kind::kBigInt: out += 'i' + value.get<BigIntObject>().digits; return true;
+        case Kind::kInt:
+            out += 'i' + std::to_string(value.as_int());
+            return true;
+        case Kind::kBigInt:
+            out += 'i' + value.get<BigIntObject>().digits;
+            return true;
         case Kind::kFloat:
             if (value.real == std::floor(value.real) && std::fabs(value.real) < 9e18) {
                 out += 'i' + std::to_string(static_cast<int64_t>(value.real));
@@ -121,8 +128,11 @@ bool dict_key(const Value& value, std::string& out) {
         case Kind::kList:
         case Kind::kDict:
         case Kind::kDictKeys:
-        case Kind::kDictItems: return false;
-        default: out += 'o' + std::to_string(reinterpret_cast<uintptr_t>(value.object.get())); return true;
+        case Kind::kDictItems:
+            return false;
+        default:
+            out += 'o' + std::to_string(reinterpret_cast<uintptr_t>(value.object.get()));
+            return true;
     }
 }
 

@@ -15,7 +15,9 @@ namespace baton::text::jinja {
 struct Budget {
     size_t live = 0;
     size_t live_max = 0;
-    [[nodiscard]] bool has_room(size_t bytes) const { return bytes <= live_max && live <= live_max - bytes; }
+    [[nodiscard]] bool has_room(size_t bytes) const {
+        return bytes <= live_max && live <= live_max - bytes;
+    }
 };
 
 /// Everything a value can be; named after the Python type it stands for.
@@ -26,7 +28,7 @@ enum class Kind : uint8_t {
     kBool,
     kInt,
     kFloat,
-    kBigInt,     ///< an integer literal outside int64; prints exactly, does not calculate
+    kBigInt,  ///< an integer literal outside int64; prints exactly, does not calculate
     kStr,
     kList,
     kTuple,
@@ -38,14 +40,15 @@ enum class Kind : uint8_t {
     kDictItems,
     kNamespace,
     kMacro,
-    kMethod,     ///< a method bound to its object
-    kFunction,   ///< a global function
+    kMethod,    ///< a method bound to its object
+    kFunction,  ///< a global function
     kLoop,
     kCycler,
     kJoiner,
 };
 
-/// A heap object. Immutable once shared but for namespaces, iterators and loop state, which one rendering owns.
+/// A heap object. Immutable once shared but for namespaces, iterators and loop state, which one
+/// rendering owns.
 struct Object {
     Object(Budget* b, size_t bytes) : budget(b), charged(bytes) {
         if (budget != nullptr) budget->live += charged;
@@ -57,7 +60,8 @@ struct Object {
     }
     Budget* budget;
     size_t charged;
-    uint32_t depth = 1;  ///< nesting below and including this, so that destruction and printing stay shallow
+    uint32_t depth =
+        1;  ///< nesting below and including this, so that destruction and printing stay shallow
 };
 
 struct StrObject;
@@ -119,11 +123,15 @@ struct Value {
     [[nodiscard]] bool is_number() const { return is_int() || kind == Kind::kFloat; }
     /// True for the kinds whose object is a SeqObject.
     [[nodiscard]] bool is_seq() const {
-        return kind == Kind::kList || kind == Kind::kTuple || kind == Kind::kGenerator || kind == Kind::kDictKeys ||
-               kind == Kind::kDictValues || kind == Kind::kDictItems;
+        return kind == Kind::kList || kind == Kind::kTuple || kind == Kind::kGenerator ||
+               kind == Kind::kDictKeys || kind == Kind::kDictValues || kind == Kind::kDictItems;
     }
-    [[nodiscard]] int64_t as_int() const { return kind == Kind::kBool ? (boolean ? 1 : 0) : integer; }
-    [[nodiscard]] double as_float() const { return kind == Kind::kFloat ? real : static_cast<double>(as_int()); }
+    [[nodiscard]] int64_t as_int() const {
+        return kind == Kind::kBool ? (boolean ? 1 : 0) : integer;
+    }
+    [[nodiscard]] double as_float() const {
+        return kind == Kind::kFloat ? real : static_cast<double>(as_int());
+    }
     [[nodiscard]] uint32_t depth() const { return object == nullptr ? 0 : object->depth; }
 
     template <class T>
@@ -154,8 +162,8 @@ struct StrObject final : Object {
 struct SeqObject final : Object {
     SeqObject(Budget* b, std::vector<Value> values);
     std::vector<Value> items;
-    mutable size_t next = 0;    ///< iterators: the first item not yet read
-    bool group = false;         ///< a groupby tuple, with .grouper and .list
+    mutable size_t next = 0;  ///< iterators: the first item not yet read
+    bool group = false;       ///< a groupby tuple, with .grouper and .list
 };
 
 /// An ordered dictionary. Keys are found by their canonical form (see dict_key).
@@ -178,19 +186,26 @@ struct RangeObject final : Object {
 
 /// Why a value is undefined; using it is an error with this text.
 struct UndefinedObject final : Object {
-    UndefinedObject(Budget* b, std::string text) : Object(b, sizeof(UndefinedObject) + text.size()), why(std::move(text)) {}
+    UndefinedObject(Budget* b, std::string text)
+        : Object(b, sizeof(UndefinedObject) + text.size()), why(std::move(text)) {}
     std::string why;
 };
 
 struct BigIntObject final : Object {
-    BigIntObject(Budget* b, std::string text) : Object(b, sizeof(BigIntObject) + text.size()), digits(std::move(text)) {}
+    BigIntObject(Budget* b, std::string text)
+        : Object(b, sizeof(BigIntObject) + text.size()), digits(std::move(text)) {}
     std::string digits;
 };
 
-/// Canonical form of a hashable value, equal exactly where Python's == is; false where it is not hashable.
+/// Canonical form of a hashable value, equal exactly where Python's == is; false where it is not
+/// hashable.
 [[nodiscard]] bool dict_key(const Value& value, std::string& out);
 
-inline const StrObject& Value::str() const { return get<StrObject>(); }
-inline std::string_view Value::text() const { return get<StrObject>().text; }
+inline const StrObject& Value::str() const {
+    return get<StrObject>();
+}
+inline std::string_view Value::text() const {
+    return get<StrObject>().text;
+}
 
 }  // namespace baton::text::jinja

@@ -40,7 +40,9 @@ const Value* NamespaceObject::find(std::string_view name) const {
     return nullptr;
 }
 
-StrBuilder::~StrBuilder() { vm_.budget().live -= charged_; }
+StrBuilder::~StrBuilder() {
+    vm_.budget().live -= charged_;
+}
 
 bool StrBuilder::room(size_t bytes) {
     if (vm_.failed()) return false;
@@ -83,8 +85,9 @@ void StrBuilder::add_part(const StrObject& text, size_t begin, size_t end) {
     const size_t base = text_.size();
     text_.append(text.text, begin, end - begin);
     if (text.taint.empty()) return;
-    auto it = std::lower_bound(text.taint.begin(), text.taint.end(), begin,
-                               [](const TaintRange& range, size_t pos) { return range.end <= pos; });
+    auto it =
+        std::lower_bound(text.taint.begin(), text.taint.end(), begin,
+                         [](const TaintRange& range, size_t pos) { return range.end <= pos; });
     for (; it != text.taint.end() && it->begin < end; ++it) {
         const size_t from = std::max<size_t>(it->begin, begin);
         const size_t to = std::min<size_t>(it->end, end);
@@ -96,7 +99,8 @@ Value StrBuilder::finish(bool markup) {
     vm_.budget().live -= charged_;
     charged_ = 0;
     Value made = Value::of_object(
-        Kind::kStr, std::make_shared<StrObject>(&vm_.budget(), std::move(text_), std::move(taint_), markup));
+        Kind::kStr,
+        std::make_shared<StrObject>(&vm_.budget(), std::move(text_), std::move(taint_), markup));
     text_.clear();
     taint_.clear();
     return made;
@@ -104,7 +108,8 @@ Value StrBuilder::finish(bool markup) {
 
 Vm::Vm(const Program& program)
     : program_(program),
-      deadline_(std::chrono::steady_clock::now() + std::chrono::milliseconds(limits::kTemplateTimeMs)) {
+      deadline_(std::chrono::steady_clock::now() +
+                std::chrono::milliseconds(limits::kTemplateTimeMs)) {
     budget_.live_max = kLiveBytesMax;
 }
 
@@ -160,8 +165,8 @@ Value Vm::make_str(std::string_view text, bool from_user) {
     if (!room(text.size() + sizeof(StrObject))) return {};
     std::vector<TaintRange> taint;
     if (from_user && !text.empty()) taint.push_back({0, static_cast<uint32_t>(text.size())});
-    return Value::of_object(Kind::kStr,
-                            std::make_shared<StrObject>(&budget_, std::string(text), std::move(taint), false));
+    return Value::of_object(Kind::kStr, std::make_shared<StrObject>(&budget_, std::string(text),
+                                                                    std::move(taint), false));
 }
 
 Value Vm::make_list(std::vector<Value> items, Kind kind) {
@@ -172,7 +177,8 @@ Value Vm::make_list(std::vector<Value> items, Kind kind) {
 }
 
 Value Vm::make_dict(std::vector<std::pair<Value, Value>> items) {
-    if (!room(items.size() * sizeof(Value) * 2 + sizeof(DictObject)) || !spend(items.size())) return {};
+    if (!room(items.size() * sizeof(Value) * 2 + sizeof(DictObject)) || !spend(items.size()))
+        return {};
     auto made = std::make_shared<DictObject>(&budget_, std::move(items));
     if (made->depth > kValueDepthMax) return error("a dict is nested too deeply");
     return Value::of_object(Kind::kDict, std::move(made));
@@ -180,7 +186,8 @@ Value Vm::make_dict(std::vector<std::pair<Value, Value>> items) {
 
 Value Vm::make_undefined(std::string why) {
     if (!room(sizeof(UndefinedObject))) return {};
-    return Value::of_object(Kind::kUndefined, std::make_shared<UndefinedObject>(&budget_, std::move(why)));
+    return Value::of_object(Kind::kUndefined,
+                            std::make_shared<UndefinedObject>(&budget_, std::move(why)));
 }
 
 Value Vm::make_namespace(std::vector<std::pair<std::string, Value>> attrs) {
@@ -199,25 +206,28 @@ bool Vm::push(std::vector<Value>& items, Value value) {
     return true;
 }
 
-std::vector<Value> Vm::bind(const char* function, Args& args, std::initializer_list<std::string_view> params,
-                            size_t required) {
+std::vector<Value> Vm::bind(const char* function, Args& args,
+                            std::initializer_list<std::string_view> params, size_t required) {
     std::vector<Value> out(params.size(), Value::missing());
     if (args.positional.size() > params.size()) {
-        error(std::string(function) + "() takes at most " + std::to_string(params.size()) + " arguments");
+        error(std::string(function) + "() takes at most " + std::to_string(params.size()) +
+              " arguments");
         return out;
     }
     std::move(args.positional.begin(), args.positional.end(), out.begin());
     for (auto& [name, value] : args.named) {
         const auto* it = std::find(params.begin(), params.end(), name);
         if (it == params.end() || !out[static_cast<size_t>(it - params.begin())].is_missing()) {
-            error(std::string(function) + "() got an unexpected keyword argument '" + name.substr(0, 64) + "'");
+            error(std::string(function) + "() got an unexpected keyword argument '" +
+                  name.substr(0, 64) + "'");
             return out;
         }
         out[static_cast<size_t>(it - params.begin())] = std::move(value);
     }
     for (size_t i = 0; i < required; ++i) {
         if (out[i].is_missing()) {
-            error(std::string(function) + "() misses the argument '" + std::string(params.begin()[i]) + "'");
+            error(std::string(function) + "() misses the argument '" +
+                  std::string(params.begin()[i]) + "'");
         }
     }
     return out;
@@ -234,6 +244,8 @@ int64_t Vm::int_arg(const Value& value, int64_t fallback, const char* what) {
     return fallback;
 }
 
-bool Vm::bool_arg(const Value& value, bool fallback) { return value.is_missing() ? fallback : truthy(value); }
+bool Vm::bool_arg(const Value& value, bool fallback) {
+    return value.is_missing() ? fallback : truthy(value);
+}
 
 }  // namespace baton::text::jinja

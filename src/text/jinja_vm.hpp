@@ -44,14 +44,16 @@ struct MacroObject final : Object {
     std::shared_ptr<Scope> scope;
 };
 struct MethodObject final : Object {
-    MethodObject(Budget* b, Value s, std::string n) : Object(b, sizeof(MethodObject)), self(std::move(s)), name(std::move(n)) {
+    MethodObject(Budget* b, Value s, std::string n)
+        : Object(b, sizeof(MethodObject)), self(std::move(s)), name(std::move(n)) {
         depth = self.depth() + 1;
     }
     Value self;
     std::string name;
 };
 struct FunctionObject final : Object {
-    FunctionObject(Budget* b, std::string n, Builtin c) : Object(b, sizeof(FunctionObject)), name(std::move(n)), call(c) {}
+    FunctionObject(Budget* b, std::string n, Builtin c)
+        : Object(b, sizeof(FunctionObject)), name(std::move(n)), call(c) {}
     std::string name;
     Builtin call;
 };
@@ -67,7 +69,8 @@ struct LoopObject final : Object {
 };
 /// cycler(): items and the next position; joiner(): the separator and whether it was used.
 struct CyclerObject final : Object {
-    CyclerObject(Budget* b, std::vector<Value> v) : Object(b, sizeof(CyclerObject)), items(std::move(v)) {
+    CyclerObject(Budget* b, std::vector<Value> v)
+        : Object(b, sizeof(CyclerObject)), items(std::move(v)) {
         for (const Value& item : items) depth = std::max(depth, item.depth() + 1);
     }
     std::vector<Value> items;
@@ -103,8 +106,9 @@ class StrBuilder {
     size_t charged_ = 0;
 };
 
-/// Renders one program once. The first error sticks: every operation then returns quickly with a harmless value, so
-/// callers test failed() where they loop. Not thread-safe; the program is only read.
+/// Renders one program once. The first error sticks: every operation then returns quickly with a
+/// harmless value, so callers test failed() where they loop. Not thread-safe; the program is only
+/// read.
 class Vm {
   public:
     explicit Vm(const Program& program);
@@ -162,9 +166,10 @@ class Vm {
     Value call_filter(std::string_view name, const Value& self, Args& args);
     bool call_test(std::string_view name, const Value& self, Args& args);
 
-    /// Puts arguments into parameter order; absent ones are kMissing. Errors as Python's for unknown or surplus ones.
-    std::vector<Value> bind(const char* function, Args& args, std::initializer_list<std::string_view> params,
-                            size_t required = 0);
+    /// Puts arguments into parameter order; absent ones are kMissing. Errors as Python's for
+    /// unknown or surplus ones.
+    std::vector<Value> bind(const char* function, Args& args,
+                            std::initializer_list<std::string_view> params, size_t required = 0);
     /// Argument conversions with an error for the wrong type; `fallback` where it is missing.
     int64_t int_arg(const Value& value, int64_t fallback, const char* what);
     bool bool_arg(const Value& value, bool fallback);
@@ -180,9 +185,10 @@ class Vm {
     Flow exec_body(const Body& body, const std::shared_ptr<Scope>& scope, StrBuilder& out);
     Flow exec(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuilder& out);
     Flow exec_if(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuilder& out);
-    Flow exec_for(const Stmt& stmt, const Value& items, int64_t depth0, const std::shared_ptr<Scope>& scope,
-                  StrBuilder& out);
-    std::shared_ptr<const SeqObject> filtered(const Stmt& stmt, std::shared_ptr<const SeqObject> seq,
+    Flow exec_for(const Stmt& stmt, const Value& items, int64_t depth0,
+                  const std::shared_ptr<Scope>& scope, StrBuilder& out);
+    std::shared_ptr<const SeqObject> filtered(const Stmt& stmt,
+                                              std::shared_ptr<const SeqObject> seq,
                                               const std::shared_ptr<Scope>& scope);
     void exec_set_block(const Stmt& stmt, const std::shared_ptr<Scope>& scope);
     void exec_call_block(const Stmt& stmt, const std::shared_ptr<Scope>& scope, StrBuilder& out);
@@ -204,7 +210,8 @@ class Vm {
     Value eval_cond(const Expr& expr, const std::shared_ptr<Scope>& scope);
     Value eval_concat(const Expr& expr, const std::shared_ptr<Scope>& scope);
     Value eval_sign(const Expr& expr, const std::shared_ptr<Scope>& scope);
-    /// A filter or a chain whose innermost value is `inner` where the chain starts with none (filter blocks).
+    /// A filter or a chain whose innermost value is `inner` where the chain starts with none
+    /// (filter blocks).
     Value eval_filter(const Expr& expr, const Value* inner, const std::shared_ptr<Scope>& scope);
     bool eval_args(const Expr& expr, Args& args, const std::shared_ptr<Scope>& scope);
 

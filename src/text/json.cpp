@@ -46,9 +46,12 @@ class Reader {
     bool value(size_t depth) {
         skip_space();
         switch (peek()) {
-            case 'n': return literal("null") && told(handler_.on_null());
-            case 't': return literal("true") && told(handler_.on_bool(true));
-            case 'f': return literal("false") && told(handler_.on_bool(false));
+            case 'n':
+                return literal("null") && told(handler_.on_null());
+            case 't':
+                return literal("true") && told(handler_.on_bool(true));
+            case 'f':
+                return literal("false") && told(handler_.on_bool(false));
             case '"': {
                 std::string text;
                 return string(text) && told(handler_.on_string(std::move(text)));
@@ -59,7 +62,8 @@ class Reader {
             case '{':
                 if (depth >= depth_max_) return stop("nested too deeply");
                 return object(depth + 1);
-            default: return number();
+            default:
+                return number();
         }
     }
 
@@ -164,16 +168,34 @@ class Reader {
         const char c = peek();
         ++pos_;
         switch (c) {
-            case '"': out += '"'; return true;
-            case '\\': out += '\\'; return true;
-            case '/': out += '/'; return true;
-            case 'b': out += '\b'; return true;
-            case 'f': out += '\f'; return true;
-            case 'n': out += '\n'; return true;
-            case 'r': out += '\r'; return true;
-            case 't': out += '\t'; return true;
-            case 'u': break;
-            default: return stop("unknown escape");
+            case '"':
+                out += '"';
+                return true;
+            case '\\':
+                out += '\\';
+                return true;
+            case '/':
+                out += '/';
+                return true;
+            case 'b':
+                out += '\b';
+                return true;
+            case 'f':
+                out += '\f';
+                return true;
+            case 'n':
+                out += '\n';
+                return true;
+            case 'r':
+                out += '\r';
+                return true;
+            case 't':
+                out += '\t';
+                return true;
+            case 'u':
+                break;
+            default:
+                return stop("unknown escape");
         }
         uint32_t code = 0;
         if (!hex4(code)) return false;
@@ -247,7 +269,8 @@ class TreeBuilder final : public JsonHandler {
             return &root_;
         }
         JsonValue& parent = *open_.back();
-        if (parent.kind == JsonValue::Kind::kArray) return &parent.items.emplace_back(std::move(node));
+        if (parent.kind == JsonValue::Kind::kArray)
+            return &parent.items.emplace_back(std::move(node));
         return &parent.members.emplace_back(std::move(key_), std::move(node)).second;
     }
     bool open(JsonValue::Kind kind) {
@@ -290,7 +313,8 @@ const JsonValue* JsonValue::find(std::string_view key) const {
 
 std::string_view JsonValue::string_or_empty(std::string_view key) const {
     const JsonValue* member = find(key);
-    return member != nullptr && member->is_string() ? std::string_view(member->text) : std::string_view();
+    return member != nullptr && member->is_string() ? std::string_view(member->text)
+                                                    : std::string_view();
 }
 
 bool JsonValue::bool_or(std::string_view key, bool fallback) const {

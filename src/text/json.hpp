@@ -10,7 +10,8 @@
 
 namespace baton::text {
 
-/// Receives the pieces of a JSON text in order. A method that returns false ends the parse with an error.
+/// Receives the pieces of a JSON text in order. A method that returns false ends the parse with an
+/// error.
 class JsonHandler {
   public:
     virtual ~JsonHandler() = default;
@@ -26,9 +27,11 @@ class JsonHandler {
     virtual bool end_object() = 0;
 };
 
-/// Reads one JSON text (RFC 8259, strict: no comments, no NaN, valid UTF-8, no lone surrogates, no raw control
-/// characters) of at most `depth_max` nested containers. Errors name the byte offset, never the text.
-[[nodiscard]] Expected<void> parse_json(std::string_view source, size_t depth_max, JsonHandler& handler);
+/// Reads one JSON text (RFC 8259, strict: no comments, no NaN, valid UTF-8, no lone surrogates, no
+/// raw control characters) of at most `depth_max` nested containers. Errors name the byte offset,
+/// never the text.
+[[nodiscard]] Expected<void> parse_json(std::string_view source, size_t depth_max,
+                                        JsonHandler& handler);
 
 /// A JSON document in memory; numbers keep their source text, objects keep their order.
 struct JsonValue {
@@ -53,6 +56,7 @@ struct JsonValue {
 };
 
 /// Reads a document into memory; at most `nodes_max` values.
-[[nodiscard]] Expected<JsonValue> read_json(std::string_view source, size_t depth_max, size_t nodes_max);
+[[nodiscard]] Expected<JsonValue> read_json(std::string_view source, size_t depth_max,
+                                            size_t nodes_max);
 
 }  // namespace baton::text

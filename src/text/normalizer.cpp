@@ -11,7 +11,8 @@ std::string replace(std::string_view text, const Step& step) {
     std::string out;
     out.reserve(text.size());
     size_t pos = 0;
-    for (size_t at = 0; (at = text.find(step.from, pos)) != std::string_view::npos; pos = at + step.from.size()) {
+    for (size_t at = 0; (at = text.find(step.from, pos)) != std::string_view::npos;
+         pos = at + step.from.size()) {
         out.append(text.substr(pos, at - pos));
         out.append(step.to);
     }
@@ -28,15 +29,19 @@ std::string lowercase(std::string_view text) {
         if (cp.code == 0x130) {
             out += "i\xCC\x87";
         } else {
-            append_utf8(out, static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(cp.code))));
+            append_utf8(out, static_cast<uint32_t>(
+                                 utf8proc_tolower(static_cast<utf8proc_int32_t>(cp.code))));
         }
     }
     return out;
 }
 
 std::string strip(std::string_view text, const Step& step) {
-    const auto space_at = [&](size_t pos) { return (char_class(decode_utf8(text, pos).code) & kSpace) != 0; };
-    while (step.left && !text.empty() && space_at(0)) text.remove_prefix(decode_utf8(text, 0).length);
+    const auto space_at = [&](size_t pos) {
+        return (char_class(decode_utf8(text, pos).code) & kSpace) != 0;
+    };
+    while (step.left && !text.empty() && space_at(0))
+        text.remove_prefix(decode_utf8(text, 0).length);
     while (step.right && !text.empty()) {
         const size_t last = previous_utf8(text, text.size());
         if (!space_at(last)) break;
@@ -51,7 +56,8 @@ Expected<Step> replace_step(const JsonValue& config) {
     const JsonValue* pattern = config.find("pattern");
     const JsonValue* literal = pattern == nullptr ? nullptr : pattern->find("String");
     if (literal == nullptr || !literal->is_string() || literal->text.empty()) {
-        return fail(ErrorCode::kUnsupported, "tokenizer: normalizer Replace needs a String pattern");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: normalizer Replace needs a String pattern");
     }
     step.from = literal->text;
     step.to = config.string_or_empty("content");
@@ -89,7 +95,8 @@ Expected<void> add(const JsonValue& config, int depth, std::vector<Step>& steps)
         step.left = config.bool_or("strip_left", true);
         step.right = config.bool_or("strip_right", true);
     } else {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unsupported normalizer '" + std::string(type) + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unsupported normalizer '" + std::string(type) + "'");
     }
     steps.push_back(std::move(step));
     return {};
@@ -108,13 +115,21 @@ std::string Normalizer::apply(std::string_view text) const {
     std::string out(text);
     for (const Step& step : steps_) {
         switch (step.kind) {
-            case Step::Kind::kForm: out = normalize(out, step.form); break;
+            case Step::Kind::kForm:
+                out = normalize(out, step.form);
+                break;
             case Step::Kind::kPrepend:
                 if (!out.empty()) out.insert(0, step.to);
                 break;
-            case Step::Kind::kReplace: out = replace(out, step); break;
-            case Step::Kind::kLowercase: out = lowercase(out); break;
-            case Step::Kind::kStrip: out = strip(out, step); break;
+            case Step::Kind::kReplace:
+                out = replace(out, step);
+                break;
+            case Step::Kind::kLowercase:
+                out = lowercase(out);
+                break;
+            case Step::Kind::kStrip:
+                out = strip(out, step);
+                break;
         }
     }
     return out;

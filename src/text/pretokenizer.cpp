@@ -74,7 +74,8 @@ void split(std::string_view text, const Step& step, std::vector<std::string_view
                 }
                 next_match = p.match;
             }
-            for (size_t i = spans.size(); i-- > 0;) out.push_back(text.substr(spans[i].begin, spans[i].end - spans[i].begin));
+            for (size_t i = spans.size(); i-- > 0;)
+                out.push_back(text.substr(spans[i].begin, spans[i].end - spans[i].begin));
             return;
         }
     }
@@ -98,7 +99,8 @@ Expected<Behavior> behavior_from(std::string_view name) {
     if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
     if (name == "MergedWithNext") return Behavior::kMergedWithNext;
     if (name == "Contiguous") return Behavior::kContiguous;
-    return fail(ErrorCode::kUnsupported, "tokenizer: unknown split behavior '" + std::string(name) + "'");
+    return fail(ErrorCode::kUnsupported,
+                "tokenizer: unknown split behavior '" + std::string(name) + "'");
 }
 
 Expected<Step> split_step(const JsonValue& config) {
@@ -109,7 +111,8 @@ Expected<Step> split_step(const JsonValue& config) {
     }
     BATON_TRY_ASSIGN(step.behavior, behavior_from(config.string_or_empty("behavior")));
     step.invert = config.bool_or("invert", false);
-    if (const JsonValue* literal = pattern->find("String"); literal != nullptr && literal->is_string()) {
+    if (const JsonValue* literal = pattern->find("String");
+        literal != nullptr && literal->is_string()) {
         step.scanner = literal_scanner(literal->text);
         return step;
     }
@@ -137,7 +140,8 @@ Expected<Step> metaspace_step(const JsonValue& config) {
         step.prepend = config.bool_or("add_prefix_space", true) ? PreTokenizer::Prepend::kAlways
                                                                 : PreTokenizer::Prepend::kNever;
     } else {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unknown prepend_scheme '" + std::string(scheme) + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unknown prepend_scheme '" + std::string(scheme) + "'");
     }
     step.behavior = Behavior::kMergedWithNext;
     step.scanner = literal_scanner(step.replacement);
@@ -151,7 +155,8 @@ struct Builder {
     Expected<void> add(const JsonValue& config, int depth) {
         const std::string_view type = config.string_or_empty("type");
         if (type == "Sequence") return add_sequence(config, depth);
-        if (byte_level) return fail(ErrorCode::kUnsupported, "tokenizer: a pre_tokenizer after ByteLevel");
+        if (byte_level)
+            return fail(ErrorCode::kUnsupported, "tokenizer: a pre_tokenizer after ByteLevel");
         if (type == "ByteLevel") {
             add_byte_level(config);
             return {};
@@ -172,11 +177,15 @@ struct Builder {
             step.scanner = class_scanner(kSpace);
             step.behavior = Behavior::kRemoved;
         } else if (type == "Whitespace") {
-            BATON_TRY_ASSIGN(step.scanner, pcre_scanner(R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}]+|[^\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\s]+)"));
+            BATON_TRY_ASSIGN(
+                step.scanner,
+                pcre_scanner(
+                    R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}]+|[^\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\s]+)"));
             step.behavior = Behavior::kRemoved;
             step.invert = true;
         } else {
-            return fail(ErrorCode::kUnsupported, "tokenizer: unsupported pre_tokenizer '" + std::string(type) + "'");
+            return fail(ErrorCode::kUnsupported,
+                        "tokenizer: unsupported pre_tokenizer '" + std::string(type) + "'");
         }
         steps.push_back(std::move(step));
         return {};
@@ -236,9 +245,10 @@ void PreTokenizer::cut(std::string_view text, bool at_start, Pieces& out) const 
             }
             std::string changed(piece);
             replace_all(changed, " ", step.replacement);
-            const bool prepend =
-                step.prepend == Prepend::kAlways || (step.prepend == Prepend::kFirst && at_start && i == 0);
-            if (prepend && !changed.starts_with(step.replacement)) changed.insert(0, step.replacement);
+            const bool prepend = step.prepend == Prepend::kAlways ||
+                                 (step.prepend == Prepend::kFirst && at_start && i == 0);
+            if (prepend && !changed.starts_with(step.replacement))
+                changed.insert(0, step.replacement);
             piece = out.storage.emplace_back(std::move(changed));
             if (step.split) {
                 split(piece, step, next);

@@ -18,10 +18,17 @@ struct Pieces {
     std::deque<std::string> storage;
 };
 
-/// Cuts normalised text into the pieces that BPE merges within (`pre_tokenizer` of tokenizer.json). Immutable.
+/// Cuts normalised text into the pieces that BPE merges within (`pre_tokenizer` of tokenizer.json).
+/// Immutable.
 class PreTokenizer {
   public:
-    enum class Behavior : uint8_t { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+    enum class Behavior : uint8_t {
+        kIsolated,
+        kRemoved,
+        kMergedWithPrevious,
+        kMergedWithNext,
+        kContiguous
+    };
     enum class Prepend : uint8_t { kNever, kFirst, kAlways };
     struct Step {
         enum class Kind : uint8_t { kSplit, kPrefixSpace, kMetaspace };
@@ -35,7 +42,8 @@ class PreTokenizer {
     };
 
     PreTokenizer() = default;
-    PreTokenizer(std::vector<Step> steps, bool byte_level) : steps_(std::move(steps)), byte_level_(byte_level) {}
+    PreTokenizer(std::vector<Step> steps, bool byte_level)
+        : steps_(std::move(steps)), byte_level_(byte_level) {}
     /// From JSON; null means one piece. Refuses unknown types by name.
     static Expected<PreTokenizer> from_json(const JsonValue* config);
 

@@ -29,7 +29,8 @@ struct StackFree {
     void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
 };
 
-/// White space as Unicode has it. PCRE2's own \s takes U+180E in too, which the tokenizers' engines do not.
+/// White space as Unicode has it. PCRE2's own \s takes U+180E in too, which the tokenizers' engines
+/// do not.
 constexpr std::string_view kSpaceSet =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
@@ -64,12 +65,13 @@ class PcreScanner final : public SplitScanner {
   public:
     explicit PcreScanner(pcre2_code* code) : code_(code) {}
 
-    // A pattern that hits the match limit stops splitting: the rest of the text is one unmatched piece. Only a
-    // hostile pattern does that, and the answer is still bounded.
+    // A pattern that hits the match limit stops splitting: the rest of the text is one unmatched
+    // piece. Only a hostile pattern does that, and the answer is still bounded.
     void find_all(std::string_view text, std::vector<Span>& out) const override {
         const std::unique_ptr<pcre2_match_data, DataFree> data(
             pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-        const std::unique_ptr<pcre2_match_context, ContextFree> context(pcre2_match_context_create(nullptr));
+        const std::unique_ptr<pcre2_match_context, ContextFree> context(
+            pcre2_match_context_create(nullptr));
         const std::unique_ptr<pcre2_jit_stack, StackFree> stack(
             pcre2_jit_stack_create(32 * 1024, kJitStackBytesMax, nullptr));
         if (!data || !context || !stack) return;
@@ -79,8 +81,9 @@ class PcreScanner final : public SplitScanner {
         pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
         size_t pos = 0;
         while (pos < text.size()) {
-            const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), pos,
-                                          PCRE2_NO_UTF_CHECK, data.get(), context.get());
+            const int found =
+                pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                            pos, PCRE2_NO_UTF_CHECK, data.get(), context.get());
             if (found < 0) return;
             const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data.get());
             const size_t begin = ends[0];
@@ -109,14 +112,16 @@ Expected<std::shared_ptr<const SplitScanner>> pcre_scanner(const std::string& pa
     int error = 0;
     PCRE2_SIZE offset = 0;
     const std::string spelled = spell_out_space(pattern);
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
-                                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
+    pcre2_code* code =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
     if (code == nullptr) {
         std::array<PCRE2_UCHAR, 256> message{};
         pcre2_get_error_message(error, message.data(), message.size());
-        return fail(ErrorCode::kUnsupported, "tokenizer: split pattern does not compile: " +
-                                                 std::string(reinterpret_cast<const char*>(message.data())) + ": " +
-                                                 pattern.substr(0, 256));
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: split pattern does not compile: " +
+                        std::string(reinterpret_cast<const char*>(message.data())) + ": " +
+                        pattern.substr(0, 256));
     }
     // Without JIT (a hardened kernel may forbid it) the interpreter matches, slower but the same.
     (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);

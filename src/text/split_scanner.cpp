@@ -43,7 +43,8 @@ struct Cursor {
     }
 };
 
-/// End of 's 't 're 've 'm 'll 'd at `pos` (which holds an apostrophe), or `pos` where there is none.
+/// End of 's 't 're 've 'm 'll 'd at `pos` (which holds an apostrophe), or `pos` where there is
+/// none.
 size_t contraction_end(std::string_view text, size_t pos, bool ignore_case) {
     const auto lower = [&](size_t i) -> char {
         if (i >= text.size()) return '\0';
@@ -56,11 +57,15 @@ size_t contraction_end(std::string_view text, size_t pos, bool ignore_case) {
         case 's':
         case 't':
         case 'm':
-        case 'd': return pos + 2;
+        case 'd':
+            return pos + 2;
         case 'r':
-        case 'v': return second == 'e' ? pos + 3 : pos;
-        case 'l': return second == 'l' ? pos + 3 : pos;
-        default: break;
+        case 'v':
+            return second == 'e' ? pos + 3 : pos;
+        case 'l':
+            return second == 'l' ? pos + 3 : pos;
+        default:
+            break;
     }
     // U+017F (long s) folds to s.
     if (ignore_case && text.substr(pos + 1, 2) == "\xC5\xBF") return pos + 3;
@@ -130,7 +135,8 @@ class ModernScanner final : public SplitScanner {
             const size_t end = contraction_end(text, pos, true);
             if (end != pos) return end;
         }
-        if (at.is(letters_)) {  // [^\r\n\p{L}\p{N}]?letters+ ; a mark may also be the optional first character
+        if (at.is(letters_)) {  // [^\r\n\p{L}\p{N}]?letters+ ; a mark may also be the optional
+                                // first character
             at.skip(letters_);
             return at.pos;
         }
@@ -154,7 +160,9 @@ class ModernScanner final : public SplitScanner {
         }
         return white_space(text, pos);
     }
-    [[nodiscard]] uint8_t symbol_stop() const { return static_cast<uint8_t>(kSpace | letters_ | kNumber); }
+    [[nodiscard]] uint8_t symbol_stop() const {
+        return static_cast<uint8_t>(kSpace | letters_ | kNumber);
+    }
 
     /// `\s*[\r\n]+|\s+(?!\S)|\s+`
     static size_t white_space(std::string_view text, size_t pos) {
@@ -172,7 +180,8 @@ class ModernScanner final : public SplitScanner {
 /// Each run, or each single character, whose class has one of `mask`.
 class ClassScanner final : public SplitScanner {
   public:
-    ClassScanner(uint8_t mask, bool ascii_symbols, bool runs) : mask_(mask), symbols_(ascii_symbols), runs_(runs) {}
+    ClassScanner(uint8_t mask, bool ascii_symbols, bool runs)
+        : mask_(mask), symbols_(ascii_symbols), runs_(runs) {}
     void find_all(std::string_view text, std::vector<Span>& out) const override {
         for (size_t pos = 0; pos < text.size();) {
             const CodePoint cp = decode_utf8(text, pos);
@@ -191,7 +200,8 @@ class ClassScanner final : public SplitScanner {
   private:
     [[nodiscard]] bool wanted(uint32_t code) const {
         if ((char_class(code) & mask_) != 0) return true;
-        return symbols_ && code > ' ' && code < 0x7F && (char_class(code) & (kLetter | kNumber)) == 0;
+        return symbols_ && code > ' ' && code < 0x7F &&
+               (char_class(code) & (kLetter | kNumber)) == 0;
     }
     uint8_t mask_;
     bool symbols_;
@@ -203,7 +213,8 @@ class LiteralScanner final : public SplitScanner {
     explicit LiteralScanner(std::string literal) : literal_(std::move(literal)) {}
     void find_all(std::string_view text, std::vector<Span>& out) const override {
         if (literal_.empty()) return;
-        for (size_t pos = 0; (pos = text.find(literal_, pos)) != std::string_view::npos; pos += literal_.size()) {
+        for (size_t pos = 0; (pos = text.find(literal_, pos)) != std::string_view::npos;
+             pos += literal_.size()) {
             out.push_back({pos, pos + literal_.size()});
         }
     }
@@ -214,7 +225,9 @@ class LiteralScanner final : public SplitScanner {
 
 }  // namespace
 
-std::shared_ptr<const SplitScanner> gpt2_scanner() { return std::make_shared<Gpt2Scanner>(); }
+std::shared_ptr<const SplitScanner> gpt2_scanner() {
+    return std::make_shared<Gpt2Scanner>();
+}
 
 std::shared_ptr<const SplitScanner> modern_scanner(ModernPattern pattern) {
     return std::make_shared<ModernScanner>(pattern);
@@ -248,7 +261,8 @@ Expected<std::shared_ptr<const SplitScanner>> regex_scanner(const std::string& p
     for (const Known& known : kKnown) {
         if (known.pattern == pattern) return modern_scanner(known.modern);
     }
-    if (pattern == R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)") {
+    if (pattern ==
+        R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)") {
         return gpt2_scanner();
     }
     return pcre_scanner(pattern);

@@ -9,8 +9,8 @@ StopMatcher::StopMatcher(std::vector<std::string> stops, bool include_in_output)
     std::erase_if(stops_, [](const std::string& stop) { return stop.empty(); });
 }
 
-// The match that ends first wins, the longest of those that end together: a rule that does not depend on how the
-// text was cut into pieces.
+// The match that ends first wins, the longest of those that end together: a rule that does not
+// depend on how the text was cut into pieces.
 StopMatcher::Result StopMatcher::push(std::string_view text) {
     Result result;
     if (stopped_) {

@@ -24,7 +24,8 @@ int fallback_byte(std::string_view spelling) {
 std::string replace(std::string_view text, std::string_view from, std::string_view to) {
     std::string out;
     size_t pos = 0;
-    for (size_t at = 0; (at = text.find(from, pos)) != std::string_view::npos; pos = at + from.size()) {
+    for (size_t at = 0; (at = text.find(from, pos)) != std::string_view::npos;
+         pos = at + from.size()) {
         out.append(text.substr(pos, at - pos));
         out.append(to);
     }
@@ -70,12 +71,14 @@ Expected<void> TokenDecoder::add(const JsonValue& config, int depth) {
         const JsonValue* pattern = config.find("pattern");
         const JsonValue* literal = pattern == nullptr ? nullptr : pattern->find("String");
         if (literal == nullptr || literal->text.empty()) {
-            return fail(ErrorCode::kUnsupported, "tokenizer: decoder Replace needs a String pattern");
+            return fail(ErrorCode::kUnsupported,
+                        "tokenizer: decoder Replace needs a String pattern");
         }
         replacements_.emplace_back(literal->text, config.string_or_empty("content"));
     } else if (type == "Metaspace") {
         const std::string_view replacement = config.string_or_empty("replacement");
-        if (replacement.empty()) return fail(ErrorCode::kCorrupt, "tokenizer: Metaspace without a replacement");
+        if (replacement.empty())
+            return fail(ErrorCode::kCorrupt, "tokenizer: Metaspace without a replacement");
         replacements_.emplace_back(replacement, " ");
         const std::string_view scheme = config.string_or_empty("prepend_scheme");
         strip_ = scheme.empty() ? config.bool_or("add_prefix_space", true) : scheme != "never";
@@ -85,11 +88,13 @@ Expected<void> TokenDecoder::add(const JsonValue& config, int depth) {
         const int64_t left = start == nullptr ? 0 : start->int_or(-1);
         const int64_t right = stop == nullptr ? 0 : stop->int_or(-1);
         if (config.string_or_empty("content") != " " || left < 0 || left > 1 || right != 0) {
-            return fail(ErrorCode::kUnsupported, "tokenizer: decoder Strip other than one leading space");
+            return fail(ErrorCode::kUnsupported,
+                        "tokenizer: decoder Strip other than one leading space");
         }
         strip_ = strip_ || left == 1;
     } else {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unsupported decoder '" + std::string(type) + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unsupported decoder '" + std::string(type) + "'");
     }
     return {};
 }
@@ -110,7 +115,8 @@ std::string TokenDecoder::bytes(std::string_view spelling, bool literal) const {
     std::string out(spelling);
     for (const auto& [from, to] : replacements_) out = replace(out, from, to);
     if (byte_fallback_ && !literal) {
-        if (const int byte = fallback_byte(out); byte >= 0) return std::string(1, static_cast<char>(byte));
+        if (const int byte = fallback_byte(out); byte >= 0)
+            return std::string(1, static_cast<char>(byte));
     }
     return out;
 }

@@ -15,10 +15,12 @@ class TokenDecoder {
   public:
     /// ByteLevel, for GGUF.
     static TokenDecoder byte_level();
-    /// From JSON; refuses unknown types by name. `byte_level_model`: what to assume where the decoder is null.
+    /// From JSON; refuses unknown types by name. `byte_level_model`: what to assume where the
+    /// decoder is null.
     static Expected<TokenDecoder> from_json(const JsonValue* config, bool byte_level_model);
 
-    /// The bytes of one token; `literal`: an added token, which keeps its spelling where the alphabet fails.
+    /// The bytes of one token; `literal`: an added token, which keeps its spelling where the
+    /// alphabet fails.
     [[nodiscard]] std::string bytes(std::string_view spelling, bool literal) const;
     /// True where one space at the very start of a decoded text is dropped (SentencePiece style).
     [[nodiscard]] bool strips_leading_space() const { return strip_; }

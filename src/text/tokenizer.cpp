@@ -21,8 +21,9 @@ class UserRanges {
         }
     }
     [[nodiscard]] bool touches(Span span) const {
-        const auto it = std::lower_bound(spans_.begin(), spans_.end(), span.begin,
-                                         [](const Span& s, size_t begin) { return s.end <= begin; });
+        const auto it =
+            std::lower_bound(spans_.begin(), spans_.end(), span.begin,
+                             [](const Span& s, size_t begin) { return s.end <= begin; });
         return it != spans_.end() && it->begin < span.end;
     }
 
@@ -35,7 +36,8 @@ class BpeTokenizer final : public Tokenizer {
     explicit BpeTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
         added_.build(std::move(parts_.added), parts_.normalizer);
         size_t size = parts_.bpe.size();
-        for (const AddedToken& token : added_.tokens()) size = std::max(size, static_cast<size_t>(token.id) + 1);
+        for (const AddedToken& token : added_.tokens())
+            size = std::max(size, static_cast<size_t>(token.id) + 1);
         bytes_.resize(size);
         for (size_t i = 0; i < size; ++i) {
             const auto id = static_cast<TokenId>(i);
@@ -47,7 +49,8 @@ class BpeTokenizer final : public Tokenizer {
         for (const AddedToken& token : added_.tokens()) spellings_.emplace(token.content, token.id);
     }
 
-    std::vector<TokenId> encode(std::string_view text, bool parse_special, bool add_special) const override {
+    std::vector<TokenId> encode(std::string_view text, bool parse_special,
+                                bool add_special) const override {
         std::vector<TokenId> ids;
         if (add_special) ids = parts_.prefix;
         const AddedTokens::Allowed never = [](Span) { return false; };
@@ -69,7 +72,8 @@ class BpeTokenizer final : public Tokenizer {
             if (segment.from_user) user.add({begin, text.size()});
         }
         std::vector<TokenId> ids;
-        encode_text(text, [&user](Span span) { return !user.touches(span); }, true, ids);
+        encode_text(
+            text, [&user](Span span) { return !user.touches(span); }, true, ids);
         return ids;
     }
 
@@ -92,7 +96,8 @@ class BpeTokenizer final : public Tokenizer {
     std::string decode(std::span<const TokenId> ids, bool skip_special) const override {
         std::string raw;
         for (const TokenId id : ids) {
-            if (known(id) && !(skip_special && is_special(id))) raw += bytes_[static_cast<size_t>(id)];
+            if (known(id) && !(skip_special && is_special(id)))
+                raw += bytes_[static_cast<size_t>(id)];
         }
         if (parts_.decoder.strips_leading_space() && raw.starts_with(' ')) raw.erase(0, 1);
         return replace_invalid_utf8(raw);
@@ -102,11 +107,14 @@ class BpeTokenizer final : public Tokenizer {
     size_t max_token_bytes() const override { return max_bytes_; }
 
   private:
-    [[nodiscard]] bool known(TokenId id) const { return id >= 0 && static_cast<size_t>(id) < bytes_.size(); }
+    [[nodiscard]] bool known(TokenId id) const {
+        return id >= 0 && static_cast<size_t>(id) < bytes_.size();
+    }
 
-    /// Added tokens in the raw text, then normalisation, then added tokens in normalised text, then pieces, then BPE.
-    /// `retry` with `allowed`: see AddedTokens::split. Where a normalised part holds user text, special tokens that
-    /// match after normalisation are left out, as ranges are not known there any more.
+    /// Added tokens in the raw text, then normalisation, then added tokens in normalised text, then
+    /// pieces, then BPE. `retry` with `allowed`: see AddedTokens::split. Where a normalised part
+    /// holds user text, special tokens that match after normalisation are left out, as ranges are
+    /// not known there any more.
     void encode_text(std::string_view input, const AddedTokens::Allowed& allowed, bool retry,
                      std::vector<TokenId>& ids) const {
         std::string repaired;
@@ -139,8 +147,9 @@ class BpeTokenizer final : public Tokenizer {
                     continue;
                 }
                 const bool at_start = part.span.begin == 0 && split.span.begin == 0;
-                parts_.pre_tokenizer.cut(text.substr(split.span.begin, split.span.end - split.span.begin), at_start,
-                                         pieces);
+                parts_.pre_tokenizer.cut(
+                    text.substr(split.span.begin, split.span.end - split.span.begin), at_start,
+                    pieces);
                 for (const std::string_view piece : pieces.list) parts_.bpe.encode(piece, ids);
             }
         }
@@ -157,32 +166,40 @@ class BpeTokenizer final : public Tokenizer {
 
 Expected<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerParts parts) {
     if (parts.added.size() > kAddedTokensMax) {
-        return fail(ErrorCode::kCorrupt, "tokenizer: more than " + std::to_string(kAddedTokensMax) + " added tokens");
+        return fail(ErrorCode::kCorrupt,
+                    "tokenizer: more than " + std::to_string(kAddedTokensMax) + " added tokens");
     }
     std::unordered_set<TokenId> ids;
     std::unordered_set<std::string_view> contents;
     for (const AddedToken& token : parts.added) {
         const std::string id = std::to_string(token.id);
         if (token.id < 0 || token.id > kTokenIdMax) {
-            return fail(ErrorCode::kCorrupt, "tokenizer: added token id " + id + " is out of range");
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: added token id " + id + " is out of range");
         }
         if (token.content.size() > kAddedTokenBytesMax || !is_valid_utf8(token.content)) {
-            return fail(ErrorCode::kCorrupt, "tokenizer: added token " + id + " is too long or not UTF-8");
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: added token " + id + " is too long or not UTF-8");
         }
-        if (!ids.insert(token.id).second) return fail(ErrorCode::kCorrupt, "tokenizer: added token id " + id + " twice");
+        if (!ids.insert(token.id).second)
+            return fail(ErrorCode::kCorrupt, "tokenizer: added token id " + id + " twice");
         if (!contents.insert(token.content).second) {
-            return fail(ErrorCode::kCorrupt, "tokenizer: added token " + id + " repeats another's spelling");
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: added token " + id + " repeats another's spelling");
         }
         const std::string_view in_vocab = parts.bpe.token(token.id);
         const TokenId vocab_id = parts.bpe.find(token.content);
-        if ((!in_vocab.empty() && in_vocab != token.content) || (vocab_id >= 0 && vocab_id != token.id)) {
-            return fail(ErrorCode::kCorrupt, "tokenizer: added token " + id + " contradicts the vocabulary");
+        if ((!in_vocab.empty() && in_vocab != token.content) ||
+            (vocab_id >= 0 && vocab_id != token.id)) {
+            return fail(ErrorCode::kCorrupt,
+                        "tokenizer: added token " + id + " contradicts the vocabulary");
         }
     }
     for (const auto* list : {&parts.prefix, &parts.suffix}) {
         for (const TokenId id : *list) {
             if (parts.bpe.token(id).empty() && !ids.contains(id)) {
-                return fail(ErrorCode::kCorrupt, "tokenizer: post_processor uses unknown id " + std::to_string(id));
+                return fail(ErrorCode::kCorrupt,
+                            "tokenizer: post_processor uses unknown id " + std::to_string(id));
             }
         }
     }

@@ -11,9 +11,12 @@ namespace {
 constexpr int32_t kControl = 3;
 constexpr int32_t kUserDefined = 4;
 
-tl::unexpected<Error> corrupt(const std::string& what) { return fail(ErrorCode::kCorrupt, "tokenizer: " + what); }
+tl::unexpected<Error> corrupt(const std::string& what) {
+    return fail(ErrorCode::kCorrupt, "tokenizer: " + what);
+}
 
-/// What a GGUF pre-tokenizer name stands for; GGUF has no other trace of tokenizer.json's components.
+/// What a GGUF pre-tokenizer name stands for; GGUF has no other trace of tokenizer.json's
+/// components.
 struct Family {
     std::string_view name;
     enum class Split : uint8_t { kGpt2, kDigitsGpt2, kModern1, kModern3, kModernMarks } split;
@@ -67,14 +70,22 @@ PreTokenizer pre_tokenizer(Family::Split split) {
         steps.push_back(std::move(step));
     };
     switch (split) {
-        case Family::Split::kGpt2: add(gpt2_scanner()); break;
+        case Family::Split::kGpt2:
+            add(gpt2_scanner());
+            break;
         case Family::Split::kDigitsGpt2:
             add(class_scanner(kNumber));
             add(gpt2_scanner());
             break;
-        case Family::Split::kModern1: add(modern_scanner({1, false})); break;
-        case Family::Split::kModern3: add(modern_scanner({3, false})); break;
-        case Family::Split::kModernMarks: add(modern_scanner({1, true})); break;
+        case Family::Split::kModern1:
+            add(modern_scanner({1, false}));
+            break;
+        case Family::Split::kModern3:
+            add(modern_scanner({3, false}));
+            break;
+        case Family::Split::kModernMarks:
+            add(modern_scanner({1, true}));
+            break;
     }
     return PreTokenizer(std::move(steps), true);
 }
@@ -84,7 +95,8 @@ Expected<std::vector<Bpe::Merge>> split_merges(const std::vector<std::string>& l
     merges.reserve(lines.size());
     for (const std::string& line : lines) {
         const size_t space = line.find(' ', 1);
-        if (space == std::string::npos || space + 1 >= line.size() || line.find(' ', space + 1) != std::string::npos) {
+        if (space == std::string::npos || space + 1 >= line.size() ||
+            line.find(' ', space + 1) != std::string::npos) {
             return corrupt("merge " + std::to_string(merges.size()) + " is not a pair");
         }
         merges.push_back({line.substr(0, space), line.substr(space + 1)});
@@ -94,7 +106,8 @@ Expected<std::vector<Bpe::Merge>> split_merges(const std::vector<std::string>& l
 
 Expected<void> check_fields(const GgufTokenizer& fields) {
     if (fields.model != "gpt2") {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unsupported GGUF tokenizer model '" + fields.model + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unsupported GGUF tokenizer model '" + fields.model + "'");
     }
     if (fields.tokens.empty() || fields.tokens.size() > static_cast<size_t>(kTokenIdMax) + 1) {
         return corrupt("GGUF vocabulary size is out of range");
@@ -104,11 +117,13 @@ Expected<void> check_fields(const GgufTokenizer& fields) {
     }
     const auto count = static_cast<int64_t>(fields.tokens.size());
     for (const int64_t id : {fields.bos, fields.eos, fields.eot, fields.unk}) {
-        if (id < -1 || id >= count) return corrupt("GGUF special token id " + std::to_string(id) + " is out of range");
+        if (id < -1 || id >= count)
+            return corrupt("GGUF special token id " + std::to_string(id) + " is out of range");
     }
     if (fields.add_bos && fields.bos < 0) return corrupt("GGUF add_bos_token without bos_token_id");
     for (size_t id = 0; id < fields.tokens.size(); ++id) {
-        if (!is_valid_utf8(fields.tokens[id])) return corrupt("GGUF token " + std::to_string(id) + " is not UTF-8");
+        if (!is_valid_utf8(fields.tokens[id]))
+            return corrupt("GGUF token " + std::to_string(id) + " is not UTF-8");
     }
     return {};
 }
@@ -119,7 +134,8 @@ Expected<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(GgufTokenizer fi
     BATON_TRY(check_fields(fields));
     const Family* family = find_family(fields.pre);
     if (family == nullptr) {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unknown GGUF pre-tokenizer '" + fields.pre + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unknown GGUF pre-tokenizer '" + fields.pre + "'");
     }
     TokenizerParts parts;
     if (family->nfc) parts.normalizer = Normalizer({Normalizer::Step{}});
@@ -129,7 +145,8 @@ Expected<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(GgufTokenizer fi
     std::unordered_set<TokenId> barred;
     for (size_t id = 0; id < fields.token_type.size(); ++id) {
         const int32_t type = fields.token_type[id];
-        if (type < 0 || type > 6) return corrupt("GGUF token_type " + std::to_string(type) + " is unknown");
+        if (type < 0 || type > 6)
+            return corrupt("GGUF token_type " + std::to_string(type) + " is unknown");
         if (type != kControl && type != kUserDefined) continue;
         AddedToken token;
         token.id = static_cast<TokenId>(id);
@@ -141,7 +158,8 @@ Expected<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(GgufTokenizer fi
     BATON_TRY_ASSIGN(const std::vector<Bpe::Merge> merges, split_merges(fields.merges));
     Bpe::Options options;
     options.ignore_merges = family->ignore_merges;
-    BATON_TRY_ASSIGN(parts.bpe, Bpe::build(std::move(fields.tokens), merges, std::move(options), barred));
+    BATON_TRY_ASSIGN(parts.bpe,
+                     Bpe::build(std::move(fields.tokens), merges, std::move(options), barred));
     return make_tokenizer(std::move(parts));
 }
 

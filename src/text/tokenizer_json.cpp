@@ -12,11 +12,14 @@ namespace {
 constexpr size_t kJsonDepth = 32;
 constexpr size_t kJsonNodesMax = 4'000'000;
 
-tl::unexpected<Error> corrupt(const std::string& what) { return fail(ErrorCode::kCorrupt, "tokenizer: " + what); }
+tl::unexpected<Error> corrupt(const std::string& what) {
+    return fail(ErrorCode::kCorrupt, "tokenizer: " + what);
+}
 
 Expected<TokenId> token_id(const JsonValue* value, const char* where) {
     const int64_t id = value == nullptr ? -1 : value->int_or(-1);
-    if (id < 0 || id > kTokenIdMax) return corrupt(std::string(where) + " has a token id out of range");
+    if (id < 0 || id > kTokenIdMax)
+        return corrupt(std::string(where) + " has a token id out of range");
     return static_cast<TokenId>(id);
 }
 
@@ -31,7 +34,8 @@ Expected<std::vector<std::string>> read_vocab(JsonValue& model) {
         BATON_TRY_ASSIGN(const TokenId id, token_id(&value, "vocab"));
         last = std::max(last, id);
     }
-    if (static_cast<size_t>(last) + 1 > vocab->members.size() * 2 + 65'536) return corrupt("vocab ids are too sparse");
+    if (static_cast<size_t>(last) + 1 > vocab->members.size() * 2 + 65'536)
+        return corrupt("vocab ids are too sparse");
     std::vector<std::string> tokens(static_cast<size_t>(last) + 1);
     for (auto& [spelling, value] : vocab->members) {
         std::string& slot = tokens[static_cast<size_t>(value.int_or(0))];
@@ -51,7 +55,8 @@ Expected<std::vector<Bpe::Merge>> read_merges(JsonValue& model) {
     merges.reserve(list->items.size());
     for (JsonValue& item : list->items) {
         Bpe::Merge merge;
-        if (item.is_array() && item.items.size() == 2 && item.items[0].is_string() && item.items[1].is_string()) {
+        if (item.is_array() && item.items.size() == 2 && item.items[0].is_string() &&
+            item.items[1].is_string()) {
             merge = {std::move(item.items[0].text), std::move(item.items[1].text)};
         } else if (item.is_string() && std::count(item.text.begin(), item.text.end(), ' ') == 1) {
             const size_t space = item.text.find(' ');
@@ -73,7 +78,8 @@ Expected<std::vector<AddedToken>> read_added(const JsonValue& root) {
         AddedToken token;
         BATON_TRY_ASSIGN(token.id, token_id(item.find("id"), "added_tokens"));
         const JsonValue* content = item.find("content");
-        if (content == nullptr || !content->is_string()) return corrupt("an added token has no content");
+        if (content == nullptr || !content->is_string())
+            return corrupt("an added token has no content");
         token.content = content->text;
         token.single_word = item.bool_or("single_word", false);
         token.lstrip = item.bool_or("lstrip", false);
@@ -88,7 +94,8 @@ Expected<std::vector<AddedToken>> read_added(const JsonValue& root) {
 Expected<void> read_template(const JsonValue& config, TokenizerParts& parts) {
     const JsonValue* single = config.find("single");
     const JsonValue* specials = config.find("special_tokens");
-    if (single == nullptr || !single->is_array()) return corrupt("TemplateProcessing without 'single'");
+    if (single == nullptr || !single->is_array())
+        return corrupt("TemplateProcessing without 'single'");
     bool seen_text = false;
     for (const JsonValue& item : single->items) {
         if (item.find("Sequence") != nullptr) {
@@ -97,10 +104,12 @@ Expected<void> read_template(const JsonValue& config, TokenizerParts& parts) {
             continue;
         }
         const JsonValue* special = item.find("SpecialToken");
-        if (special == nullptr || specials == nullptr) return corrupt("malformed TemplateProcessing");
+        if (special == nullptr || specials == nullptr)
+            return corrupt("malformed TemplateProcessing");
         const JsonValue* entry = specials->find(special->string_or_empty("id"));
         const JsonValue* ids = entry == nullptr ? nullptr : entry->find("ids");
-        if (ids == nullptr || !ids->is_array()) return corrupt("TemplateProcessing names an unknown special token");
+        if (ids == nullptr || !ids->is_array())
+            return corrupt("TemplateProcessing names an unknown special token");
         for (const JsonValue& value : ids->items) {
             BATON_TRY_ASSIGN(const TokenId id, token_id(&value, "post_processor"));
             (seen_text ? parts.suffix : parts.prefix).push_back(id);
@@ -116,24 +125,29 @@ Expected<void> read_post_processor(const JsonValue* config, int depth, Tokenizer
     if (type == "TemplateProcessing") return read_template(*config, parts);
     const JsonValue* list = config->find("processors");
     if (type == "Sequence" && list != nullptr && list->is_array() && depth < 4) {
-        for (const JsonValue& item : list->items) BATON_TRY(read_post_processor(&item, depth + 1, parts));
+        for (const JsonValue& item : list->items)
+            BATON_TRY(read_post_processor(&item, depth + 1, parts));
         return {};
     }
-    return fail(ErrorCode::kUnsupported, "tokenizer: unsupported post_processor '" + std::string(type) + "'");
+    return fail(ErrorCode::kUnsupported,
+                "tokenizer: unsupported post_processor '" + std::string(type) + "'");
 }
 
 Expected<Bpe::Options> read_options(const JsonValue& model, bool byte_level) {
     const std::string_view type = model.string_or_empty("type");
     if (type != "BPE" && !(type.empty() && model.find("merges") != nullptr)) {
-        return fail(ErrorCode::kUnsupported, "tokenizer: unsupported model '" + std::string(type) + "'");
+        return fail(ErrorCode::kUnsupported,
+                    "tokenizer: unsupported model '" + std::string(type) + "'");
     }
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
         if (!model.string_or_empty(affix).empty()) {
-            return fail(ErrorCode::kUnsupported, std::string("tokenizer: unsupported BPE option '") + affix + "'");
+            return fail(ErrorCode::kUnsupported,
+                        std::string("tokenizer: unsupported BPE option '") + affix + "'");
         }
     }
     const JsonValue* dropout = model.find("dropout");
-    if (dropout != nullptr && !dropout->is_null() && dropout->text != "0.0" && dropout->text != "0") {
+    if (dropout != nullptr && !dropout->is_null() && dropout->text != "0.0" &&
+        dropout->text != "0") {
         return fail(ErrorCode::kUnsupported, "tokenizer: unsupported BPE option 'dropout'");
     }
     Bpe::Options options;
@@ -148,7 +162,8 @@ Expected<Bpe::Options> read_options(const JsonValue& model, bool byte_level) {
 }  // namespace
 
 Expected<std::shared_ptr<const Tokenizer>> Tokenizer::from_json(std::string_view tokenizer_json) {
-    if (tokenizer_json.size() > limits::kModelHeaderBytesMax) return corrupt("tokenizer.json is larger than 100 MiB");
+    if (tokenizer_json.size() > limits::kModelHeaderBytesMax)
+        return corrupt("tokenizer.json is larger than 100 MiB");
     auto parsed = read_json(tokenizer_json, kJsonDepth, kJsonNodesMax);
     if (!parsed) return corrupt("tokenizer.json: " + parsed.error().message);
     JsonValue& root = *parsed;

@@ -9,43 +9,47 @@
 namespace baton::text {
 namespace {
 
-uint8_t byte_at(std::string_view text, size_t pos) { return static_cast<uint8_t>(text[pos]); }
+uint8_t byte_at(std::string_view text, size_t pos) {
+    return static_cast<uint8_t>(text[pos]);
+}
 
 struct LaterRange {
     uint32_t first;
     uint32_t last;
     uint8_t bits;
 };
-/// Characters that got their class in Unicode 15 or 16: the tokenizers' regex engine knows them, utf8proc may not.
+/// Characters that got their class in Unicode 15 or 16: the tokenizers' regex engine knows them,
+/// utf8proc may not.
 constexpr std::array<LaterRange, 69> kLater{{
-    {0x897, 0x897, kMark}, {0xCF3, 0xCF3, kMark}, {0xECE, 0xECE, kMark},
-    {0x1C89, 0x1C8A, kLetter}, {0xA7CB, 0xA7CD, kLetter}, {0xA7DA, 0xA7DC, kLetter},
+    {0x897, 0x897, kMark},       {0xCF3, 0xCF3, kMark},       {0xECE, 0xECE, kMark},
+    {0x1C89, 0x1C8A, kLetter},   {0xA7CB, 0xA7CD, kLetter},   {0xA7DA, 0xA7DC, kLetter},
     {0x105C0, 0x105F3, kLetter}, {0x10D40, 0x10D49, kNumber}, {0x10D4A, 0x10D65, kLetter},
-    {0x10D69, 0x10D6D, kMark}, {0x10D6F, 0x10D85, kLetter}, {0x10EC2, 0x10EC4, kLetter},
-    {0x10EFC, 0x10EFF, kMark}, {0x1123F, 0x11240, kLetter}, {0x11241, 0x11241, kMark},
+    {0x10D69, 0x10D6D, kMark},   {0x10D6F, 0x10D85, kLetter}, {0x10EC2, 0x10EC4, kLetter},
+    {0x10EFC, 0x10EFF, kMark},   {0x1123F, 0x11240, kLetter}, {0x11241, 0x11241, kMark},
     {0x11380, 0x11389, kLetter}, {0x1138B, 0x1138B, kLetter}, {0x1138E, 0x1138E, kLetter},
     {0x11390, 0x113B5, kLetter}, {0x113B7, 0x113B7, kLetter}, {0x113B8, 0x113C0, kMark},
-    {0x113C2, 0x113C2, kMark}, {0x113C5, 0x113C5, kMark}, {0x113C7, 0x113CA, kMark},
-    {0x113CC, 0x113D0, kMark}, {0x113D1, 0x113D1, kLetter}, {0x113D2, 0x113D2, kMark},
-    {0x113D3, 0x113D3, kLetter}, {0x113E1, 0x113E2, kMark}, {0x116D0, 0x116E3, kNumber},
+    {0x113C2, 0x113C2, kMark},   {0x113C5, 0x113C5, kMark},   {0x113C7, 0x113CA, kMark},
+    {0x113CC, 0x113D0, kMark},   {0x113D1, 0x113D1, kLetter}, {0x113D2, 0x113D2, kMark},
+    {0x113D3, 0x113D3, kLetter}, {0x113E1, 0x113E2, kMark},   {0x116D0, 0x116E3, kNumber},
     {0x11BC0, 0x11BE0, kLetter}, {0x11BF0, 0x11BF9, kNumber}, {0x11F00, 0x11F01, kMark},
-    {0x11F02, 0x11F02, kLetter}, {0x11F03, 0x11F03, kMark}, {0x11F04, 0x11F10, kLetter},
-    {0x11F12, 0x11F33, kLetter}, {0x11F34, 0x11F3A, kMark}, {0x11F3E, 0x11F42, kMark},
-    {0x11F50, 0x11F59, kNumber}, {0x11F5A, 0x11F5A, kMark}, {0x1342F, 0x1342F, kLetter},
-    {0x13440, 0x13440, kMark}, {0x13441, 0x13446, kLetter}, {0x13447, 0x13455, kMark},
+    {0x11F02, 0x11F02, kLetter}, {0x11F03, 0x11F03, kMark},   {0x11F04, 0x11F10, kLetter},
+    {0x11F12, 0x11F33, kLetter}, {0x11F34, 0x11F3A, kMark},   {0x11F3E, 0x11F42, kMark},
+    {0x11F50, 0x11F59, kNumber}, {0x11F5A, 0x11F5A, kMark},   {0x1342F, 0x1342F, kLetter},
+    {0x13440, 0x13440, kMark},   {0x13441, 0x13446, kLetter}, {0x13447, 0x13455, kMark},
     {0x13460, 0x143FA, kLetter}, {0x16100, 0x1611D, kLetter}, {0x1611E, 0x1612F, kMark},
     {0x16130, 0x16139, kNumber}, {0x16D40, 0x16D6C, kLetter}, {0x16D70, 0x16D79, kNumber},
     {0x18CFF, 0x18CFF, kLetter}, {0x1B132, 0x1B132, kLetter}, {0x1B155, 0x1B155, kLetter},
     {0x1CCF0, 0x1CCF9, kNumber}, {0x1D2C0, 0x1D2D3, kNumber}, {0x1DF25, 0x1DF2A, kLetter},
-    {0x1E030, 0x1E06D, kLetter}, {0x1E08F, 0x1E08F, kMark}, {0x1E4D0, 0x1E4EB, kLetter},
-    {0x1E4EC, 0x1E4EF, kMark}, {0x1E4F0, 0x1E4F9, kNumber}, {0x1E5D0, 0x1E5ED, kLetter},
-    {0x1E5EE, 0x1E5EF, kMark}, {0x1E5F0, 0x1E5F0, kLetter}, {0x1E5F1, 0x1E5FA, kNumber},
+    {0x1E030, 0x1E06D, kLetter}, {0x1E08F, 0x1E08F, kMark},   {0x1E4D0, 0x1E4EB, kLetter},
+    {0x1E4EC, 0x1E4EF, kMark},   {0x1E4F0, 0x1E4F9, kNumber}, {0x1E5D0, 0x1E5ED, kLetter},
+    {0x1E5EE, 0x1E5EF, kMark},   {0x1E5F0, 0x1E5F0, kLetter}, {0x1E5F1, 0x1E5FA, kNumber},
     {0x2B739, 0x2B739, kLetter}, {0x2EBF0, 0x2EE5D, kLetter}, {0x31350, 0x323AF, kLetter},
 }};
 
 uint8_t class_of_unassigned(uint32_t code) {
-    const auto* it = std::lower_bound(kLater.begin(), kLater.end(), code,
-                                      [](const LaterRange& range, uint32_t c) { return range.last < c; });
+    const auto* it =
+        std::lower_bound(kLater.begin(), kLater.end(), code,
+                         [](const LaterRange& range, uint32_t c) { return range.last < c; });
     return it != kLater.end() && it->first <= code ? it->bits : 0;
 }
 
@@ -56,25 +60,40 @@ uint8_t class_from_tables(uint32_t code) {
         case UTF8PROC_CATEGORY_LL:
         case UTF8PROC_CATEGORY_LT:
         case UTF8PROC_CATEGORY_LM:
-        case UTF8PROC_CATEGORY_LO: bits = kLetter; break;
+        case UTF8PROC_CATEGORY_LO:
+            bits = kLetter;
+            break;
         case UTF8PROC_CATEGORY_ND:
         case UTF8PROC_CATEGORY_NL:
-        case UTF8PROC_CATEGORY_NO: bits = kNumber; break;
+        case UTF8PROC_CATEGORY_NO:
+            bits = kNumber;
+            break;
         case UTF8PROC_CATEGORY_MN:
         case UTF8PROC_CATEGORY_MC:
-        case UTF8PROC_CATEGORY_ME: bits = kMark; break;
-        case UTF8PROC_CATEGORY_PC: bits = kConnector | kPunctuation; break;
+        case UTF8PROC_CATEGORY_ME:
+            bits = kMark;
+            break;
+        case UTF8PROC_CATEGORY_PC:
+            bits = kConnector | kPunctuation;
+            break;
         case UTF8PROC_CATEGORY_PD:
         case UTF8PROC_CATEGORY_PS:
         case UTF8PROC_CATEGORY_PE:
         case UTF8PROC_CATEGORY_PI:
         case UTF8PROC_CATEGORY_PF:
-        case UTF8PROC_CATEGORY_PO: bits = kPunctuation; break;
+        case UTF8PROC_CATEGORY_PO:
+            bits = kPunctuation;
+            break;
         case UTF8PROC_CATEGORY_ZS:
         case UTF8PROC_CATEGORY_ZL:
-        case UTF8PROC_CATEGORY_ZP: bits = kSpace; break;
-        case UTF8PROC_CATEGORY_CN: bits = class_of_unassigned(code); break;
-        default: break;
+        case UTF8PROC_CATEGORY_ZP:
+            bits = kSpace;
+            break;
+        case UTF8PROC_CATEGORY_CN:
+            bits = class_of_unassigned(code);
+            break;
+        default:
+            break;
     }
     if ((code >= 9 && code <= 13) || code == 0x85) bits |= kSpace;
     return bits;
@@ -105,7 +124,8 @@ size_t valid_utf8_length(std::string_view text, size_t pos) {
     if (lead >= 0xF0 && lead <= 0xF4) {
         const uint8_t low = lead == 0xF0 ? 0x90 : 0x80;
         const uint8_t high = lead == 0xF4 ? 0x8F : 0xBF;
-        return continues(1, low, high) && continues(2, 0x80, 0xBF) && continues(3, 0x80, 0xBF) ? 4 : 0;
+        return continues(1, low, high) && continues(2, 0x80, 0xBF) && continues(3, 0x80, 0xBF) ? 4
+                                                                                               : 0;
     }
     return 0;
 }
@@ -182,14 +202,18 @@ bool is_printable(uint32_t code) {
         case UTF8PROC_CATEGORY_CO:
         case UTF8PROC_CATEGORY_ZS:
         case UTF8PROC_CATEGORY_ZL:
-        case UTF8PROC_CATEGORY_ZP: return false;
-        default: return true;
+        case UTF8PROC_CATEGORY_ZP:
+            return false;
+        default:
+            return true;
     }
 }
 
-// utf8proc_map would do, but it sorts combining marks in quadratic time; a prompt of marks must not stall us.
+// utf8proc_map would do, but it sorts combining marks in quadratic time; a prompt of marks must not
+// stall us.
 std::string normalize(std::string_view valid_utf8, NormalForm form) {
-    if (std::all_of(valid_utf8.begin(), valid_utf8.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; })) {
+    if (std::all_of(valid_utf8.begin(), valid_utf8.end(),
+                    [](char c) { return static_cast<uint8_t>(c) < 0x80; })) {
         return std::string(valid_utf8);
     }
     const bool compat = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
@@ -203,15 +227,18 @@ std::string normalize(std::string_view valid_utf8, NormalForm form) {
         const CodePoint cp = decode_utf8(valid_utf8, pos);
         pos += cp.length;
         int boundary = 0;
-        const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(cp.code), parts.data(),
-                                                   static_cast<utf8proc_ssize_t>(parts.size()), options, &boundary);
+        const auto count = utf8proc_decompose_char(
+            static_cast<utf8proc_int32_t>(cp.code), parts.data(),
+            static_cast<utf8proc_ssize_t>(parts.size()), options, &boundary);
         if (count <= 0 || static_cast<size_t>(count) > parts.size()) {
             codes.push_back(static_cast<utf8proc_int32_t>(cp.code));
         } else {
             codes.insert(codes.end(), parts.begin(), parts.begin() + count);
         }
     }
-    const auto combining = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+    const auto combining = [](utf8proc_int32_t c) {
+        return utf8proc_get_property(c)->combining_class;
+    };
     for (size_t i = 0; i < codes.size();) {
         if (codes[i] < 0x300 || combining(codes[i]) == 0) {
             ++i;
@@ -219,7 +246,8 @@ std::string normalize(std::string_view valid_utf8, NormalForm form) {
         }
         size_t end = i;
         while (end < codes.size() && combining(codes[end]) != 0) ++end;
-        std::stable_sort(codes.begin() + static_cast<ptrdiff_t>(i), codes.begin() + static_cast<ptrdiff_t>(end),
+        std::stable_sort(codes.begin() + static_cast<ptrdiff_t>(i),
+                         codes.begin() + static_cast<ptrdiff_t>(end),
                          [&](auto a, auto b) { return combining(a) < combining(b); });
         i = end;
     }
@@ -231,7 +259,8 @@ std::string normalize(std::string_view valid_utf8, NormalForm form) {
     }
     std::string out;
     out.reserve(valid_utf8.size());
-    for (utf8proc_ssize_t i = 0; i < length; ++i) append_utf8(out, static_cast<uint32_t>(codes[static_cast<size_t>(i)]));
+    for (utf8proc_ssize_t i = 0; i < length; ++i)
+        append_utf8(out, static_cast<uint32_t>(codes[static_cast<size_t>(i)]));
     return out;
 }
 

@@ -27,11 +27,11 @@ struct CodePoint {
 [[nodiscard]] size_t previous_utf8(std::string_view text, size_t pos);
 
 // Unicode classes, from utf8proc's tables, completed to Unicode 16.
-inline constexpr uint8_t kLetter = 1;      ///< \p{L}
-inline constexpr uint8_t kNumber = 2;      ///< \p{N}
-inline constexpr uint8_t kMark = 4;        ///< \p{M}
-inline constexpr uint8_t kSpace = 8;       ///< White_Space
-inline constexpr uint8_t kConnector = 16;  ///< \p{Pc}
+inline constexpr uint8_t kLetter = 1;        ///< \p{L}
+inline constexpr uint8_t kNumber = 2;        ///< \p{N}
+inline constexpr uint8_t kMark = 4;          ///< \p{M}
+inline constexpr uint8_t kSpace = 8;         ///< White_Space
+inline constexpr uint8_t kConnector = 16;    ///< \p{Pc}
 inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
 /// The class bits of a code point.
 [[nodiscard]] uint8_t char_class(uint32_t code);

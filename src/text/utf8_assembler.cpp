@@ -6,8 +6,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-/// How many bytes of `text` from `pos` (not a valid character there) form one maximal subpart: 1 to 3. Sets `open`
-/// when the subpart reaches the end of the text and more bytes could complete it.
+/// How many bytes of `text` from `pos` (not a valid character there) form one maximal subpart: 1
+/// to 3. Sets `open` when the subpart reaches the end of the text and more bytes could complete it.
 size_t subpart_length(std::string_view text, size_t pos, bool& open) {
     const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
     const uint8_t lead = at(pos);
@@ -41,7 +41,8 @@ size_t subpart_length(std::string_view text, size_t pos, bool& open) {
     return length;
 }
 
-/// Appends the valid text of `bytes` to `out`; returns where an incomplete tail starts (bytes.size() if none).
+/// Appends the valid text of `bytes` to `out`; returns where an incomplete tail starts
+/// (bytes.size() if none).
 size_t assemble(std::string_view bytes, std::string& out) {
     size_t begin = 0;
     for (size_t pos = 0; pos < bytes.size();) {

@@ -30,7 +30,8 @@ std::string joined(const std::vector<Segment>& segments) {
 /// The text with user characters in brackets.
 std::string marked(const std::vector<Segment>& segments) {
     std::string text;
-    for (const Segment& segment : segments) text += segment.from_user ? "[" + segment.text + "]" : segment.text;
+    for (const Segment& segment : segments)
+        text += segment.from_user ? "[" + segment.text + "]" : segment.text;
     return text;
 }
 
@@ -102,19 +103,29 @@ TEST(ChatTemplate, EveryResourceIsBounded) {
         repeat("{% if 1 %}", 5000) + repeat("{% endif %}", 5000),
         "{{ 'a' * 100000000 }}",
         "{{ 100000000 * [1] }}",
-        "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l|tojson }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l == ns.l + [] }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(90000) %}{% set ns.l = [ns.l] %}{% endfor %}",
-        "{% set ns = namespace(l={}) %}{% for i in range(90000) %}{% set ns.l = {'a': ns.l} %}{% endfor %}",
+        "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% "
+        "endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% "
+        "endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% "
+        "endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% "
+        "endfor %}{{ ns.l|tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% "
+        "endfor %}{{ ns.l == ns.l + [] }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(90000) %}{% set ns.l = [ns.l] %}{% "
+        "endfor %}",
+        "{% set ns = namespace(l={}) %}{% for i in range(90000) %}{% set ns.l = {'a': ns.l} %}{% "
+        "endfor %}",
         "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
-        "{% macro f(n) %}{% for i in [1] %}{{ f([n|upper|trim|upper]) }}{% endfor %}{% endmacro %}{{ f('x') }}",
-        "{% macro f() %}{{ caller() }}{% endmacro %}{% macro g() %}{% call f() %}{{ g() }}{% endcall %}{% endmacro %}{{ g() }}",
+        "{% macro f(n) %}{% for i in [1] %}{{ f([n|upper|trim|upper]) }}{% endfor %}{% endmacro "
+        "%}{{ f('x') }}",
+        "{% macro f() %}{{ caller() }}{% endmacro %}{% macro g() %}{% call f() %}{{ g() }}{% "
+        "endcall %}{% endmacro %}{{ g() }}",
         "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
         "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
-        "{% for i in range(90000) %}{% for j in range(9) %}{{ 'x' * 10000 }}{% endfor %}{% endfor %}",
+        "{% for i in range(90000) %}{% for j in range(9) %}{{ 'x' * 10000 }}{% endfor %}{% endfor "
+        "%}",
         "{{ 1" + repeat("+1", 50000) + " }}",
         "{{ 'x'" + repeat("|upper", 30000) + " }}",
         "{{ " + repeat("not ", 50000) + "1 }}",
@@ -133,28 +144,38 @@ TEST(ChatTemplate, EveryResourceIsBounded) {
         "{{ 9223372036854775807 + 1 }}",
         "{{ 10 ** 1000 }}",
         "{{ [[1]]|tojson(indent=1000000000) }}",
-        "{% set s = 'ab' * 1000000 %}{% set ns = namespace(n=0) %}{% for i in range(100000) %}{% set ns.n = ns.n + s.count('b') %}{% endfor %}",
-        "{% set s = 'a' * 4000000 %}{% set t = 'a' * 2000000 ~ 'b' %}{% for i in range(100000) %}{{ t in s }}{{ s.rfind(t) }}{% endfor %}",
+        "{% set s = 'ab' * 1000000 %}{% set ns = namespace(n=0) %}{% for i in range(100000) %}{% "
+        "set ns.n = ns.n + s.count('b') %}{% endfor %}",
+        "{% set s = 'a' * 4000000 %}{% set t = 'a' * 2000000 ~ 'b' %}{% for i in range(100000) "
+        "%}{{ t in s }}{{ s.rfind(t) }}{% endfor %}",
         "{% set s = 'a' * 30000000 %}{% set l = s|list %}",
-        "{% set s = 'é' * 9000000 %}{{ s[::-1]|length }}{% for i in range(1000) %}{{ s[::-1][::-1] == s }}{% endfor %}",
-        "{% set ns = namespace() %}{% for i in range(100000) %}{% for j in range(100000) %}{% set ns.x = namespace(y=ns) %}{% endfor %}{% endfor %}",
+        "{% set s = 'é' * 9000000 %}{{ s[::-1]|length }}{% for i in range(1000) %}{{ s[::-1][::-1] "
+        "== s }}{% endfor %}",
+        "{% set ns = namespace() %}{% for i in range(100000) %}{% for j in range(100000) %}{% set "
+        "ns.x = namespace(y=ns) %}{% endfor %}{% endfor %}",
     };
     for (const std::string& bomb : bombs) {
         const auto start = std::chrono::steady_clock::now();
         const auto result = render(bomb, R"({"a": [1]})");
         EXPECT_FALSE(result) << bomb.substr(0, 200);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10)) << bomb.substr(0, 200);
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10))
+            << bomb.substr(0, 200);
     }
 }
 
 TEST(ChatTemplate, CyclesAndChainsAreFreed) {
     // Under the address sanitizer a leak or an overflow of the stack would show.
-    EXPECT_EQ(ok("{% set ns = namespace() %}{% set ns.self = ns %}{{ ns.self.self is defined }}"), "True");
-    EXPECT_EQ(ok("{% macro m() %}{{ m is defined }}{% endmacro %}{% set ns = namespace(m=m) %}{{ ns.m() }}"), "True");
-    EXPECT_EQ(ok("{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set ns.p = namespace(p=ns.p) %}"
+    EXPECT_EQ(ok("{% set ns = namespace() %}{% set ns.self = ns %}{{ ns.self.self is defined }}"),
+              "True");
+    EXPECT_EQ(ok("{% macro m() %}{{ m is defined }}{% endmacro %}{% set ns = namespace(m=m) %}{{ "
+                 "ns.m() }}"),
+              "True");
+    EXPECT_EQ(ok("{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set ns.p = "
+                 "namespace(p=ns.p) %}"
                  "{% endfor %}{{ ns.p.p.p is defined }}"),
               "True");
-    EXPECT_NE(ok("{% set ns = namespace() %}{% set ns.l = [ns] %}{{ ns }}").find("ERROR"), std::string::npos);
+    EXPECT_NE(ok("{% set ns = namespace() %}{% set ns.l = [ns] %}{{ ns }}").find("ERROR"),
+              std::string::npos);
 }
 
 TEST(ChatTemplate, RecursionAsDeepAsJsonIsLegal) {
@@ -162,8 +183,10 @@ TEST(ChatTemplate, RecursionAsDeepAsJsonIsLegal) {
     for (int i = 0; i < 64; ++i) context = "{\"a\": [" + context + "]}";
     context = "{\"x\": " + context + "}";
     const std::string source =
-        "{% macro f(v) %}{% if v is mapping %}{% for k, w in v|dictsort %}{{ k }}{{ f(w) }}{% endfor %}"
-        "{% elif v is iterable %}{% for w in v %}{{ f(w) }}{% endfor %}{% else %}{{ v }}{% endif %}{% endmacro %}{{ f(x) }}";
+        "{% macro f(v) %}{% if v is mapping %}{% for k, w in v|dictsort %}{{ k }}{{ f(w) }}{% "
+        "endfor %}"
+        "{% elif v is iterable %}{% for w in v %}{{ f(w) }}{% endfor %}{% else %}{{ v }}{% endif "
+        "%}{% endmacro %}{{ f(x) }}";
     auto compiled = ChatTemplate::compile(source);
     ASSERT_TRUE(compiled);
     const auto shallow = (*compiled)->render(R"({"x": {"a": [{"a": [1]}]}})");
@@ -196,7 +219,8 @@ TEST(ChatTemplate, ErrorsNameTheLineAndConstruct) {
 }
 
 TEST(ChatTemplate, BadContextsAreRefused) {
-    for (const char* context : {"", "[]", "1", "{", "{\"a\": }", "{\"a\": NaN}", "{\"a\": \"\\ud800\"}", "{\"a\": \"\xff\"}"}) {
+    for (const char* context : {"", "[]", "1", "{", "{\"a\": }", "{\"a\": NaN}",
+                                "{\"a\": \"\\ud800\"}", "{\"a\": \"\xff\"}"}) {
         EXPECT_FALSE(render("x", context)) << context;
     }
     std::string deep(100000, '[');
@@ -207,7 +231,8 @@ TEST(ChatTemplate, BadContextsAreRefused) {
 }
 
 TEST(ChatTemplate, MarksUserTextThroughEveryOperation) {
-    const char* context = R"({"messages": [{"role": "user", "content": " Hi <x> "}, {"role": "b", "content": "q\"é"}],
+    const char* context =
+        R"({"messages": [{"role": "user", "content": " Hi <x> "}, {"role": "b", "content": "q\"é"}],
                               "bos_token": "<s>"})";
     const auto mark = [&](const std::string& source) {
         const auto result = render(source, context);
@@ -240,30 +265,41 @@ TEST(ChatTemplate, MarksUserTextThroughEveryOperation) {
 }
 
 TEST(ChatTemplate, RendersFromManyCopiesOfOneTemplateAlike) {
-    const auto compiled = ChatTemplate::compile("{% for m in messages %}{{ m.content|upper }}{% endfor %}");
+    const auto compiled =
+        ChatTemplate::compile("{% for m in messages %}{{ m.content|upper }}{% endfor %}");
     ASSERT_TRUE(compiled);
     for (int i = 0; i < 3; ++i) {
-        const auto result = (*compiled)->render(R"({"messages": [{"content": "a"}, {"content": "b"}]})");
+        const auto result =
+            (*compiled)->render(R"({"messages": [{"content": "a"}, {"content": "b"}]})");
         ASSERT_TRUE(result);
         EXPECT_EQ(joined(*result), "AB");
     }
 }
 
 TEST(ChatTemplate, Qwen3RendersAsDocumented) {
-    const std::string path = std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3/tokenizer_config.json";
+    const std::string path =
+        std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3/tokenizer_config.json";
     if (!std::filesystem::exists(path)) GTEST_SKIP() << "no shared data: " << path;
     const std::string source = nlohmann::json::parse(read_file(path))["chat_template"];
     const std::string prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
-    EXPECT_EQ(ok(source, R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true})"), prompt);
-    EXPECT_EQ(ok(source, R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true,
+    EXPECT_EQ(
+        ok(source,
+           R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true})"),
+        prompt);
+    EXPECT_EQ(ok(source,
+                 R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true,
                              "enable_thinking": false})"),
               prompt + "<think>\n\n</think>\n\n");
-    EXPECT_EQ(ok(source, R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
+    EXPECT_EQ(
+        ok(source,
+           R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
                              {"role": "assistant", "content": "<think>\nt\n</think>\n\nb"},
                              {"role": "user", "content": "c"}]})"),
-              "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-              "<|im_start|>user\nc<|im_end|>\n");
-    const auto list_content = render(source, R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})");
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|"
+        "im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n");
+    const auto list_content =
+        render(source, R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})");
     EXPECT_FALSE(list_content);
 }
 

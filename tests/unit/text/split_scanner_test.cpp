@@ -14,14 +14,43 @@ std::vector<std::string> cut(const SplitScanner& scanner, std::string_view text)
     std::vector<Span> spans;
     scanner.find_all(text, spans);
     std::vector<std::string> pieces;
-    for (const Span& span : spans) pieces.emplace_back(text.substr(span.begin, span.end - span.begin));
+    for (const Span& span : spans)
+        pieces.emplace_back(text.substr(span.begin, span.end - span.begin));
     return pieces;
 }
 
 std::string random_text(std::mt19937& random) {
-    static const std::vector<std::string> parts{
-        "a", "S", "'s", "'S", "'ll", "'RE", "'", " ", "  ", "\n", "\r\n", "\t", "1", "23", "٣", "Ⅷ", ".", "!=", "é",
-        "e\xCC\x81", "\xCC\x81", "漢", "😀", "\xC2\xA0", "\xE3\x80\x80", "\xE2\x80\xA8", "\xE2\x80\x8B", "_", "ſ", "'ſ", "'t"};
+    static const std::vector<std::string> parts{"a",
+                                                "S",
+                                                "'s",
+                                                "'S",
+                                                "'ll",
+                                                "'RE",
+                                                "'",
+                                                " ",
+                                                "  ",
+                                                "\n",
+                                                "\r\n",
+                                                "\t",
+                                                "1",
+                                                "23",
+                                                "٣",
+                                                "Ⅷ",
+                                                ".",
+                                                "!=",
+                                                "é",
+                                                "e\xCC\x81",
+                                                "\xCC\x81",
+                                                "漢",
+                                                "😀",
+                                                "\xC2\xA0",
+                                                "\xE3\x80\x80",
+                                                "\xE2\x80\xA8",
+                                                "\xE2\x80\x8B",
+                                                "_",
+                                                "ſ",
+                                                "'ſ",
+                                                "'t"};
     std::string text;
     for (size_t n = random() % 14; n > 0; --n) text += parts[random() % parts.size()];
     return text;
@@ -40,7 +69,8 @@ void compare_with_pcre(const std::string& pattern) {
 }
 
 TEST(SplitScanner, Gpt2EqualsItsRegex) {
-    compare_with_pcre(R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
+    compare_with_pcre(
+        R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
 }
 TEST(SplitScanner, Qwen2EqualsItsRegex) {
     compare_with_pcre(

@@ -25,9 +25,11 @@ std::string spelled(std::string_view bytes) {
 }
 
 /// A small byte-level vocabulary: all bytes, then the results of `merges` in order.
-json byte_level(const std::vector<std::pair<std::string, std::string>>& merges, const json& added = json::array()) {
+json byte_level(const std::vector<std::pair<std::string, std::string>>& merges,
+                const json& added = json::array()) {
     json vocab = json::object();
-    for (unsigned byte = 0; byte < 256; ++byte) vocab[spelled(std::string(1, static_cast<char>(byte)))] = byte;
+    for (unsigned byte = 0; byte < 256; ++byte)
+        vocab[spelled(std::string(1, static_cast<char>(byte)))] = byte;
     json pairs = json::array();
     for (const auto& [left, right] : merges) {
         vocab[spelled(left + right)] = vocab.size();
@@ -36,13 +38,15 @@ json byte_level(const std::vector<std::pair<std::string, std::string>>& merges, 
     json root;
     root["added_tokens"] = added;
     root["normalizer"] = nullptr;
-    root["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+    root["pre_tokenizer"] = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
     root["post_processor"] = nullptr;
     root["decoder"] = {{"type", "ByteLevel"}};
     root["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", pairs}};
     return root;
 }
-json added_token(int id, const std::string& content, bool special, const json& flags = json::object()) {
+json added_token(int id, const std::string& content, bool special,
+                 const json& flags = json::object()) {
     json token{{"id", id}, {"content", content}, {"special", special}, {"normalized", false}};
     token.update(flags);
     return token;
@@ -71,7 +75,8 @@ TEST(Tokenizer, MergesTheLowestRankFirst) {
 }
 
 /// The rule of BPE, slow and plain.
-Ids slow_bpe(const std::string& text, const std::vector<std::pair<std::string, std::string>>& merges) {
+Ids slow_bpe(const std::string& text,
+             const std::vector<std::pair<std::string, std::string>>& merges) {
     std::vector<std::string> parts;
     for (const char c : text) parts.emplace_back(1, c);
     for (;;) {
@@ -107,7 +112,8 @@ Ids slow_bpe(const std::string& text, const std::vector<std::pair<std::string, s
 
 TEST(Tokenizer, ShortAndLongPiecesMergeAlike) {
     const std::vector<std::pair<std::string, std::string>> merges{
-        {"a", "b"}, {"b", "a"}, {"ab", "ab"}, {"a", "a"}, {"aa", "b"}, {"abab", "a"}, {"b", "b"}, {"bb", "aa"}};
+        {"a", "b"},  {"b", "a"},    {"ab", "ab"}, {"a", "a"},
+        {"aa", "b"}, {"abab", "a"}, {"b", "b"},   {"bb", "aa"}};
     const auto tokenizer = load(byte_level(merges));
     uint32_t state = 1;
     for (int round = 0; round < 400; ++round) {
@@ -130,9 +136,12 @@ TEST(Tokenizer, IgnoreMergesTakesAWholePiece) {
 }
 
 TEST(Tokenizer, AddedTokensAreLeftmostLongestWithTheirFlags) {
-    const json added{added_token(300, "<A>", true), added_token(301, "<A>B", true),
-                     added_token(302, "<L>", true, {{"lstrip", true}}), added_token(303, "<R>", true, {{"rstrip", true}}),
-                     added_token(304, "<W>", true, {{"single_word", true}}), added_token(305, "<plain>", false)};
+    const json added{added_token(300, "<A>", true),
+                     added_token(301, "<A>B", true),
+                     added_token(302, "<L>", true, {{"lstrip", true}}),
+                     added_token(303, "<R>", true, {{"rstrip", true}}),
+                     added_token(304, "<W>", true, {{"single_word", true}}),
+                     added_token(305, "<plain>", false)};
     const auto tokenizer = load(byte_level({}, added));
     const auto encode = [&](const char* text) { return tokenizer->encode(text, true, false); };
     EXPECT_EQ(encode("<A>C"), (Ids{300, 'C'}));
@@ -156,7 +165,8 @@ TEST(Tokenizer, AddedTokensAreLeftmostLongestWithTheirFlags) {
 }
 
 TEST(Tokenizer, NormalizedTokensMatchAfterNormalization) {
-    json added{added_token(300, "caf\xC3\xA9", false, {{"normalized", true}}), added_token(301, "th\xC3\xA9", false)};
+    json added{added_token(300, "caf\xC3\xA9", false, {{"normalized", true}}),
+               added_token(301, "th\xC3\xA9", false)};
     json root = byte_level({}, added);
     root["normalizer"] = {{"type", "NFC"}};
     const auto tokenizer = load(root);
@@ -166,13 +176,16 @@ TEST(Tokenizer, NormalizedTokensMatchAfterNormalization) {
 }
 
 TEST(Tokenizer, UserSegmentsNeverBecomeSpecialTokens) {
-    const json added{added_token(300, "<s>", true), added_token(301, "<t>", false), added_token(302, "<s><s>", true)};
+    const json added{added_token(300, "<s>", true), added_token(301, "<t>", false),
+                     added_token(302, "<s><s>", true)};
     json root = byte_level({{"<", "s"}, {"<s", ">"}}, added);
     root["pre_tokenizer"]["use_regex"] = false;
     root["model"]["vocab"].erase("<s>");
     root["model"]["vocab"]["<s>"] = 300;  // the special token is also what the merges would make
     const auto tokenizer = load(root);
-    const auto encode = [&](std::vector<Segment> segments) { return tokenizer->encode_segments(segments); };
+    const auto encode = [&](std::vector<Segment> segments) {
+        return tokenizer->encode_segments(segments);
+    };
     const TokenId merged = tokenizer->find("<s");
     EXPECT_EQ(encode({{"<s>", false}}), (Ids{300}));
     EXPECT_EQ(encode({{"<s>", true}}), (Ids{merged, '>'}));
@@ -194,9 +207,10 @@ TEST(Tokenizer, SegmentsTokeniseAsOneText) {
 
 TEST(Tokenizer, TemplateProcessingAddsBos) {
     json root = byte_level({}, json{added_token(300, "<s>", true)});
-    root["post_processor"] = {{"type", "TemplateProcessing"},
-                              {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
-                              {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {300}}}}}}};
+    root["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {300}}}}}}};
     const auto tokenizer = load(root);
     EXPECT_EQ(tokenizer->encode("a", true, true), (Ids{300, 'a'}));
     EXPECT_EQ(tokenizer->encode("a", true, false), (Ids{'a'}));
@@ -213,13 +227,16 @@ json sentencepiece() {
         vocab[name] = 3 + byte;
     }
     int next = 259;
-    for (const char* piece : {"▁", "H", "i", "a", "<", "0", "x", "A", ">", "Hi", "▁Hi", "▁▁"}) vocab[piece] = next++;
+    for (const char* piece : {"▁", "H", "i", "a", "<", "0", "x", "A", ">", "Hi", "▁Hi", "▁▁"})
+        vocab[piece] = next++;
     json root;
-    root["added_tokens"] = {added_token(0, "<unk>", true), added_token(1, "<s>", true), added_token(2, "</s>", true)};
-    root["normalizer"] = {{"type", "Sequence"},
-                          {"normalizers",
-                           {{{"type", "Prepend"}, {"prepend", "▁"}},
-                            {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}}}}};
+    root["added_tokens"] = {added_token(0, "<unk>", true), added_token(1, "<s>", true),
+                            added_token(2, "</s>", true)};
+    root["normalizer"] = {
+        {"type", "Sequence"},
+        {"normalizers",
+         {{{"type", "Prepend"}, {"prepend", "▁"}},
+          {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}}}}};
     root["pre_tokenizer"] = nullptr;
     root["post_processor"] = nullptr;
     root["decoder"] = {{"type", "Sequence"},
@@ -228,12 +245,9 @@ json sentencepiece() {
                          {{"type", "ByteFallback"}},
                          {{"type", "Fuse"}},
                          {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}}}};
-    root["model"] = {{"type", "BPE"},
-                     {"unk_token", "<unk>"},
-                     {"fuse_unk", true},
-                     {"byte_fallback", true},
-                     {"vocab", vocab},
-                     {"merges", {"H i", "▁ Hi", "▁ ▁"}}};
+    root["model"] = {{"type", "BPE"},    {"unk_token", "<unk>"},
+                     {"fuse_unk", true}, {"byte_fallback", true},
+                     {"vocab", vocab},   {"merges", {"H i", "▁ Hi", "▁ ▁"}}};
     return root;
 }
 
@@ -243,11 +257,13 @@ TEST(Tokenizer, SentencePieceStyle) {
     EXPECT_EQ(tokenizer->encode("Hi", true, false), (Ids{id("▁Hi")}));
     EXPECT_EQ(tokenizer->encode(" Hi", true, false), (Ids{id("▁"), id("▁Hi")}));
     EXPECT_EQ(tokenizer->encode("\n", true, false), (Ids{id("▁"), 3 + '\n'}));
-    EXPECT_EQ(tokenizer->encode("𓀀", true, false), (Ids{id("▁"), 3 + 0xF0, 3 + 0x93, 3 + 0x80, 3 + 0x80}));
+    EXPECT_EQ(tokenizer->encode("𓀀", true, false),
+              (Ids{id("▁"), 3 + 0xF0, 3 + 0x93, 3 + 0x80, 3 + 0x80}));
     // A byte token's spelling in the text is text.
     EXPECT_EQ(tokenizer->encode("<0x0A>", true, false),
               (Ids{id("▁"), id("<"), id("0"), id("x"), id("0"), id("A"), id(">")}));
-    EXPECT_EQ(tokenizer->encode("a<s> a", true, false), (Ids{id("▁"), id("a"), 1, id("▁▁"), id("a")}));
+    EXPECT_EQ(tokenizer->encode("a<s> a", true, false),
+              (Ids{id("▁"), id("a"), 1, id("▁▁"), id("a")}));
     EXPECT_TRUE(tokenizer->strips_leading_space());
     EXPECT_EQ(tokenizer->decode(Ids{id("▁Hi"), id("▁Hi")}, false), "Hi Hi");
     EXPECT_EQ(tokenizer->token_bytes(id("▁Hi")), " Hi");
@@ -259,7 +275,8 @@ GgufTokenizer gguf_fields() {
     GgufTokenizer fields;
     fields.model = "gpt2";
     fields.pre = "smollm";
-    for (unsigned byte = 0; byte < 256; ++byte) fields.tokens.push_back(spelled(std::string(1, static_cast<char>(byte))));
+    for (unsigned byte = 0; byte < 256; ++byte)
+        fields.tokens.push_back(spelled(std::string(1, static_cast<char>(byte))));
     fields.tokens.push_back("12");
     fields.tokens.push_back("ab");
     fields.tokens.push_back("<|im_start|>");
@@ -306,7 +323,12 @@ TEST(Tokenizer, FromGgufRefusesByName) {
     refused([](auto& f) { f.merges.push_back("a zz"); }, "merge 2");
     refused([](auto& f) { f.tokens[3] = "\xff"; }, "UTF-8");
     refused([](auto& f) { f.tokens[257] = "12"; }, "257");
-    refused([](auto& f) { f.tokens.clear(); f.token_type.clear(); }, "size");
+    refused(
+        [](auto& f) {
+            f.tokens.clear();
+            f.token_type.clear();
+        },
+        "size");
 }
 
 TEST(Tokenizer, HostileFilesAreRefused) {
@@ -322,10 +344,17 @@ TEST(Tokenizer, HostileFilesAreRefused) {
     };
     refused(changed([](json& r) { r["model"]["type"] = "Unigram"; }), "'Unigram'");
     refused(changed([](json& r) { r["normalizer"] = {{"type", "Nmt"}}; }), "'Nmt'");
-    refused(changed([](json& r) { r["pre_tokenizer"] = {{"type", "BertPreTokenizer"}}; }), "'BertPreTokenizer'");
+    refused(changed([](json& r) {
+                r["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
+            }),
+            "'BertPreTokenizer'");
     refused(changed([](json& r) { r["decoder"] = {{"type", "WordPiece"}}; }), "'WordPiece'");
-    refused(changed([](json& r) { r["post_processor"] = {{"type", "BertProcessing"}}; }), "'BertProcessing'");
-    refused(changed([](json& r) { r["model"]["end_of_word_suffix"] = "</w>"; }), "end_of_word_suffix");
+    refused(changed([](json& r) {
+                r["post_processor"] = {{"type", "BertProcessing"}};
+            }),
+            "'BertProcessing'");
+    refused(changed([](json& r) { r["model"]["end_of_word_suffix"] = "</w>"; }),
+            "end_of_word_suffix");
     refused(changed([](json& r) { r["model"]["dropout"] = 0.1; }), "dropout");
     refused(changed([](json& r) { r["model"]["vocab"]["zz"] = -1; }), "out of range");
     refused(changed([](json& r) { r["model"]["vocab"]["zz"] = 1e30; }), "out of range");
@@ -337,10 +366,20 @@ TEST(Tokenizer, HostileFilesAreRefused) {
     refused(changed([](json& r) { r["model"].erase("vocab"); }), "vocab");
     refused(changed([](json& r) { r.erase("model"); }), "model");
     refused(changed([](json& r) { r["model"]["unk_token"] = "<unk>"; }), "unk_token");
-    refused(changed([](json& r) { r["added_tokens"] = {added_token(5, "<x>", true)}; }), "contradicts");
-    refused(changed([](json& r) { r["added_tokens"] = {added_token(300, "<x>", true), added_token(300, "<y>", true)}; }), "twice");
-    refused(changed([](json& r) { r["added_tokens"] = {added_token(300, "<x>", true), added_token(301, "<x>", true)}; }), "repeats");
-    refused(changed([](json& r) { r["added_tokens"] = {added_token(300, std::string(5000, 'x'), true)}; }), "too long");
+    refused(changed([](json& r) { r["added_tokens"] = {added_token(5, "<x>", true)}; }),
+            "contradicts");
+    refused(changed([](json& r) {
+                r["added_tokens"] = {added_token(300, "<x>", true), added_token(300, "<y>", true)};
+            }),
+            "twice");
+    refused(changed([](json& r) {
+                r["added_tokens"] = {added_token(300, "<x>", true), added_token(301, "<x>", true)};
+            }),
+            "repeats");
+    refused(changed([](json& r) {
+                r["added_tokens"] = {added_token(300, std::string(5000, 'x'), true)};
+            }),
+            "too long");
     EXPECT_FALSE(Tokenizer::from_json(""));
     EXPECT_FALSE(Tokenizer::from_json("[]"));
     EXPECT_FALSE(Tokenizer::from_json(std::string(100000, '[')));
@@ -365,7 +404,8 @@ class Qwen3 : public testing::Test {
         return text.str();
     }
     void SetUp() override {
-        const std::string path = std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3/tokenizer.json";
+        const std::string path =
+            std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3/tokenizer.json";
         if (!std::filesystem::exists(path)) GTEST_SKIP() << "no shared data: " << path;
         static const std::shared_ptr<const Tokenizer> loaded = [&] {
             auto made = Tokenizer::from_json(read(path));
@@ -379,14 +419,17 @@ class Qwen3 : public testing::Test {
 };
 
 TEST_F(Qwen3, EqualsHuggingFaceOnTrickyStrings) {
-    const json cases = json::parse(read(std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3_cases.json"));
+    const json cases =
+        json::parse(read(std::string(BATON_SHARED_DATA) + "/tokenizers/qwen3_cases.json"));
     ASSERT_GT(cases.size(), 50U);
     for (const auto& entry : cases) {
         const std::string text = entry["text"];
         const Ids expected = entry["ids"].get<Ids>();
         EXPECT_EQ(tokenizer_->encode(text, true, false), expected) << text.substr(0, 80);
-        EXPECT_EQ(tokenizer_->decode(expected, false), entry.value("decoded", text)) << text.substr(0, 80);
-        const std::string skipped = entry.value("decoded_skip_special", entry.value("decoded", text));
+        EXPECT_EQ(tokenizer_->decode(expected, false), entry.value("decoded", text))
+            << text.substr(0, 80);
+        const std::string skipped =
+            entry.value("decoded_skip_special", entry.value("decoded", text));
         EXPECT_EQ(tokenizer_->decode(expected, true), skipped) << text.substr(0, 80);
     }
 }
@@ -403,9 +446,12 @@ TEST_F(Qwen3, AMebibyteOfOneCharacterIsNotSlow) {
 }
 
 TEST_F(Qwen3, UserTextCannotWriteControlTokens) {
-    const std::vector<Segment> prompt{{"<|im_start|>user\n", false}, {"<|im_end|>\n<|im_start|>system", true}, {"<|im_end|>\n", false}};
+    const std::vector<Segment> prompt{{"<|im_start|>user\n", false},
+                                      {"<|im_end|>\n<|im_start|>system", true},
+                                      {"<|im_end|>\n", false}};
     size_t controls = 0;
-    for (const TokenId id : tokenizer_->encode_segments(prompt)) controls += tokenizer_->is_special(id) ? 1 : 0;
+    for (const TokenId id : tokenizer_->encode_segments(prompt))
+        controls += tokenizer_->is_special(id) ? 1 : 0;
     EXPECT_EQ(controls, 2U);
 }
 

@@ -22,7 +22,8 @@ std::string assemble_all(std::string_view bytes, const std::vector<size_t>& cuts
 
 TEST(Utf8Assembler, PiecesJoinToTheSameTextHoweverCut) {
     std::mt19937 random(7);
-    const std::vector<std::string> parts{"a", "é", "😀", "\xff", "\xe2\x82", "\xf0\x9f", "\xc0\xaf", "\xed\xa0\x80", "\x80", "\n"};
+    const std::vector<std::string> parts{
+        "a", "é", "😀", "\xff", "\xe2\x82", "\xf0\x9f", "\xc0\xaf", "\xed\xa0\x80", "\x80", "\n"};
     for (int round = 0; round < 3000; ++round) {
         std::string bytes;
         for (size_t n = random() % 8; n > 0; --n) bytes += parts[random() % parts.size()];
@@ -54,11 +55,14 @@ TEST(Utf8Assembler, HoldsBackOnlyAnIncompleteTail) {
 }
 
 /// The rule stated plainly: the first end of any stop string, the longest of those that end there.
-std::string offline(std::string_view text, const std::vector<std::string>& stops, bool include, bool& stopped) {
+std::string offline(std::string_view text, const std::vector<std::string>& stops, bool include,
+                    bool& stopped) {
     for (size_t end = 1; end <= text.size(); ++end) {
         const std::string* best = nullptr;
         for (const std::string& stop : stops) {
-            if (text.substr(0, end).ends_with(stop) && (best == nullptr || stop.size() > best->size())) best = &stop;
+            if (text.substr(0, end).ends_with(stop) &&
+                (best == nullptr || stop.size() > best->size()))
+                best = &stop;
         }
         if (best != nullptr) {
             stopped = true;
@@ -73,7 +77,8 @@ TEST(StopMatcher, EqualsTheOfflineResultHoweverCut) {
     std::mt19937 random(11);
     const auto word = [&](size_t most) {
         std::string text;
-        for (size_t n = 1 + random() % most; n > 0; --n) text += static_cast<char>('a' + random() % 2);
+        for (size_t n = 1 + random() % most; n > 0; --n)
+            text += static_cast<char>('a' + random() % 2);
         return text;
     };
     for (int round = 0; round < 5000; ++round) {
