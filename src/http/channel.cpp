@@ -1,61 +1,8 @@
 #include "http/channel.hpp"
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-#include <ctime>
-
-#include "http/request_parser.hpp"
+#include <utility>
 
 namespace baton::http {
-namespace {
-
-void append_line(std::string& out, std::string_view name, std::string_view value) {
-    out.append(name).append(": ").append(value).append("\r\n");
-}
-
-std::string http_date() {
-    const std::time_t now = std::time(nullptr);
-    std::tm utc{};
-    ::gmtime_r(&now, &utc);
-    std::array<char, 40> text{};
-    const size_t size = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &utc);
-    return {text.data(), size};
-}
-
-/// A header of a handler must not be able to start another one.
-bool is_safe(const Header& header) {
-    return is_token(header.first) &&
-           std::none_of(header.second.begin(), header.second.end(), [](char c) {
-               return (static_cast<uint8_t>(c) < 0x20 && c != '\t') || c == 0x7F;
-           });
-}
-
-}  // namespace
-
-std::string format_head(const AnswerForm& form, int status, std::string_view content_type,
-                        int64_t length, const Headers& headers, bool keep_alive) {
-    std::string out = "HTTP/1.1 " + std::to_string(status) + " ";
-    out.append(reason_phrase(status)).append("\r\n");
-    append_line(out, "Server", "baton");
-    append_line(out, "Date", http_date());
-    if (status != 204 && status != 304) {
-        append_line(out, "Content-Type", content_type);
-        append_line(out, "X-Content-Type-Options", "nosniff");
-        if (length >= 0) {
-            append_line(out, "Content-Length", std::to_string(length));
-        } else if (!form.http_1_0) {
-            append_line(out, "Transfer-Encoding", "chunked");
-        }
-    }
-    for (const Header& header : headers) {
-        if (is_safe(header)) append_line(out, header.first, header.second);
-    }
-    out.append(form.extra_lines);
-    append_line(out, "Connection", keep_alive ? "keep-alive" : "close");
-    out.append("\r\n");
-    return out;
-}
 
 Channel::Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping)
     : form_(std::move(form)), wake_(std::move(wake)), stopping_(std::move(stopping)) {}
@@ -71,15 +18,13 @@ void Channel::append(std::string_view bytes) {
     unsent_.fetch_add(bytes.size(), std::memory_order_relaxed);
 }
 
-void Channel::append_chunk(std::string_view bytes) {
+/// Appends a piece of a stream, in the coding its head announced.
+void Channel::append_piece(std::string_view bytes) {
     if (form_.head_only || bytes.empty()) return;
     if (!chunked_) return append(bytes);
-    std::array<char, 20> size{};
-    const auto end = std::to_chars(size.data(), size.data() + size.size(), bytes.size(), 16).ptr;
-    append({size.data(), static_cast<size_t>(end - size.data())});
-    append("\r\n");
-    append(bytes);
-    append("\r\n");
+    const size_t before = outbox_.size();
+    append_chunk(outbox_, bytes);
+    unsent_.fetch_add(outbox_.size() - before, std::memory_order_relaxed);
 }
 
 void Channel::finish(bool close) {
@@ -127,7 +72,7 @@ bool Channel::write(std::string_view bytes) {
         const std::lock_guard lock(mutex_);
         if (state_ != State::kStream || detached_ || client_gone()) return false;
         if (unsent_bytes() + bytes.size() <= limits::kStreamBufferBytesMax) {
-            append_chunk(bytes);
+            append_piece(bytes);
             wake_locked();
             return true;
         }
@@ -144,7 +89,11 @@ void Channel::end() {
     std::function<void()> released;
     const std::lock_guard lock(mutex_);
     if (state_ != State::kStream || detached_) return;
-    if (chunked_ && !form_.head_only) append("0\r\n\r\n");
+    if (chunked_ && !form_.head_only) {
+        const size_t before = outbox_.size();
+        append_last_chunk(outbox_);
+        unsent_.fetch_add(outbox_.size() - before, std::memory_order_relaxed);
+    }
     released = std::move(on_disconnect_);
     on_disconnect_ = nullptr;
     finish(false);
@@ -247,7 +196,7 @@ bool Channel::detach() {
 void Channel::ping() {
     const std::lock_guard lock(mutex_);
     if (state_ != State::kStream || detached_ || client_gone()) return;
-    append_chunk(": ping\r\n\r\n");
+    append_piece(": ping\r\n\r\n");
     wake_locked();
 }
 

@@ -9,21 +9,9 @@
 #include <string_view>
 
 #include "baton/http/server.hpp"
+#include "http/answer_bytes.hpp"
 
 namespace baton::http {
-
-/// What of a request shapes the form of its answer.
-struct AnswerForm {
-    bool http_1_0 = false;
-    bool head_only = false;   ///< HEAD
-    bool keep_alive = true;   ///< as the client asked
-    std::string extra_lines;  ///< further header lines (CORS), each with its CRLF
-};
-
-/// The head of an answer. `length` < 0: chunked (HTTP/1.1) or ended by closing (HTTP/1.0).
-[[nodiscard]] std::string format_head(const AnswerForm& form, int status,
-                                      std::string_view content_type, int64_t length,
-                                      const Headers& headers, bool keep_alive);
 
 /// The meeting place of one exchange (any thread) and its connection (one I/O thread): bytes to
 /// send and the state of the answer. `wake` is called, under the lock, whenever the connection has
@@ -75,7 +63,7 @@ class Channel {
   private:
     enum class State : uint8_t { kOpen, kStream, kFinished };
     void append(std::string_view bytes);
-    void append_chunk(std::string_view bytes);
+    void append_piece(std::string_view bytes);
     void finish(bool close);
     void wake_locked();
     std::function<void()> go_locked();

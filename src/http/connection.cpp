@@ -266,7 +266,7 @@ void Connection::open_channel() {
     AnswerForm form{.http_1_0 = parser_.request().http_1_0,
                     .head_only = parser_.request().method == "HEAD",
                     .keep_alive = parser_.keep_alive() && !close_after_,
-                    .extra_lines = cors_lines(state_->options, parser_.request())};
+                    .extra = cors_headers(state_->options, parser_.request())};
     channel_ = std::make_shared<Channel>(
         std::move(form),
         [weak = weak_from_this(), &io = io_] {

@@ -88,11 +88,11 @@ std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& k
     return std::nullopt;
 }
 
-std::string cors_lines(const ServerOptions& options, const Request& request) {
+Headers cors_headers(const ServerOptions& options, const Request& request) {
     if (options.cors_origins.empty()) return {};
     const std::string_view origin = request.header("origin");
-    if (!origin_allowed(options, origin)) return "Vary: Origin\r\n";
-    return "Access-Control-Allow-Origin: " + std::string(origin) + "\r\nVary: Origin\r\n";
+    if (!origin_allowed(options, origin)) return {{"Vary", "Origin"}};
+    return {{"Access-Control-Allow-Origin", std::string(origin)}, {"Vary", "Origin"}};
 }
 
 bool is_preflight(const ServerOptions& options, const Request& request) {

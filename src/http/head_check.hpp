@@ -39,8 +39,8 @@ struct Refusal {
 [[nodiscard]] std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys,
                                                 Request& request, bool has_body);
 
-/// The CORS header lines for a request's answer; "" for origins that are not configured.
-[[nodiscard]] std::string cors_lines(const ServerOptions& options, const Request& request);
+/// The CORS headers of a request's answer; none that would let in an origin not configured.
+[[nodiscard]] Headers cors_headers(const ServerOptions& options, const Request& request);
 /// True when a request is a CORS preflight of a configured origin: it is answered 204 without a
 /// key.
 [[nodiscard]] bool is_preflight(const ServerOptions& options, const Request& request);
