@@ -102,7 +102,7 @@ bool ClientSession::stream(const std::string& target, const std::string& body,
 }
 
 std::string encode_path(std::string_view text) {
-    static constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/";
+    static constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
     std::string out;
     for (const char c : text) {
         if (kPlain.find(c) != std::string_view::npos) {

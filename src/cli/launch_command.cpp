@@ -113,11 +113,10 @@ int wait_until_ready(ClientSession& session, const std::string& uid) {
         if (status == "READY") break;
         if (status == "ERROR" || status == "TERMINATED" || status == "TERMINATING" || status == "gone") {
             complain("launch of " + uid + " failed");
-            Json replicas;
-            if (session.get(path + "/replicas", replicas) && replicas.is_array())
-                for (const Json& r : replicas)
-                    if (text_of(r, "error_message") != "-")
-                        complain("replica " + text_of(r, "replica_id") + ": " + text_of(r, "error_message"));
+            Json events;
+            if (session.get(path + "/events", events) && events.is_array())
+                for (const Json& e : events)
+                    if (text_of(e, "event_type") == "ERROR") complain(text_of(e, "event_content"));
             return kFailed;
         }
         if (session.get(path + "/progress", progress) && text_of(progress, "stage") != shown) {
@@ -185,6 +184,9 @@ int run_launch(const LaunchOptions& options) {
     Json answer;
     if (!session.call("POST", "/v1/models?wait_ready=false", body->dump(), answer)) return kFailed;
     const std::string uid = text_of(answer, "model_uid");
+    if (const auto ignored = answer.find("ignored_keywords"); ignored != answer.end() && ignored->is_array())
+        for (const Json& key : *ignored)
+            complain("warning: " + key.dump() + " means nothing to this server and is ignored");
     if (options.wait)
         if (const int code = wait_until_ready(session, uid); code != kDone) return code;
     std::printf("Model uid: %s\n", uid.c_str());

@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -67,6 +69,16 @@ std::string secret_from_environment() {
     return secret == nullptr ? "" : secret;
 }
 
+/// Every client connection and link is a descriptor, and the soft limit of a shell (often 1024) is below what we serve
+/// (limits::kConnectionsMax): asks for all that the system allows. Replicas inherit it. Where it is refused the server
+/// serves as many connections as fit.
+void raise_open_files_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 int run_serve(const ServeOptions& options) {
@@ -75,6 +87,7 @@ int run_serve(const ServeOptions& options) {
         complain(settings.error().message);
         return kUsage;
     }
+    raise_open_files_limit();
     return supervisor::run(*settings);
 }
 
@@ -120,6 +133,7 @@ int run_worker(const std::vector<std::string>& args) {
         complain(settings.error().message);
         return kUsage;
     }
+    raise_open_files_limit();
     return worker::run(*settings);
 }
 

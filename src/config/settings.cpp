@@ -1,5 +1,6 @@
 #include "baton/config/settings.hpp"
 
+#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,6 +71,15 @@ struct FromJson {
     }
 };
 
+/// What a value of a type looks like, for messages.
+template <class T>
+std::string_view expected() {
+    if constexpr (std::is_same_v<T, bool>) return "true or false";
+    else if constexpr (std::is_same_v<T, uint16_t>) return "a number of 0 to 65535";
+    else if constexpr (std::is_integral_v<T>) return "a number, not negative";
+    else return "text";
+}
+
 struct FromText {
     S& settings;
     std::string_view text;
@@ -86,7 +96,7 @@ struct FromText {
     template <class T>
     Expected<void> operator()(T S::*field) {
         T v{};
-        if (!read(text, v)) return wrong(where, "has a wrong value: " + std::string(text));
+        if (!read(text, v)) return wrong(where, "must be " + std::string(expected<T>()) + ", got " + in_quotes(text));
         settings.*field = v;
         return {};
     }
@@ -104,10 +114,17 @@ std::string folder(const char* xdg, const char* root_folder, const char* under_h
     return (home.empty() ? "/tmp" : home) + under_home + "/baton";
 }
 
+bool is_ip_address(const std::string& text) {
+    in6_addr address{};
+    return ::inet_pton(AF_INET, text.c_str(), &address) == 1 || ::inet_pton(AF_INET6, text.c_str(), &address) == 1;
+}
+
 Expected<void> check_addresses(const S& s) {
     if (s.host.empty()) return wrong("host", "must not be empty");
     if (s.advertise_address == "0.0.0.0" || s.advertise_address == "::")
         return wrong("advertise_address", "must be an address others can reach, not " + s.advertise_address);
+    if (!s.advertise_address.empty() && !is_ip_address(s.advertise_address))
+        return wrong("advertise_address", "must be an IP address, got " + in_quotes(s.advertise_address));
     if (s.link_address.empty()) return {};
     uint16_t port = 0;
     const size_t colon = s.link_address.rfind(':');

@@ -115,7 +115,10 @@ class Replica {
             const auto memory = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
             bytes = std::min(kDefaultKvBytes, memory / 8);
         }
-        return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / block_bytes, per_sequence + 1, 1u << 22));
+        const auto blocks = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / block_bytes, per_sequence + 1, 1u << 22));
+        if (blocks > bytes / block_bytes)
+            log::warn("replica.kv_cache_raised", {{"asked_bytes", bytes}, {"bytes", blocks * block_bytes}, {"reason", "one full context must fit"}});
+        return blocks;
     }
 
     Expected<void> start_links() {

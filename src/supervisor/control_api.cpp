@@ -158,19 +158,24 @@ void ControlApi::launch(const Exchange& exchange, const std::string& body) {
     const auto wait = wait_ready(exchange->request());
     if (!wait) return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "wait_ready must be true or false", "wait_ready"});
     if (auto ok = openai::check_json_object(body); !ok) return respond_error(*exchange, ok.error());
-    auto request = config::parse_launch(body);
+    auto request = config::parse_launch(body, services_.settings.local_worker);
     if (!request) return respond_error(*exchange, request.error());
     auto answered = std::make_shared<bool>(false);
     std::function<void(const std::string&)> accepted;
+    // Keywords that mean nothing here are no error, but whoever mistyped one should see it.
+    Json launched = {{"model_uid", ""}};
+    if (!request->ignored.empty()) launched["ignored_keywords"] = request->ignored;
     if (!*wait)
-        accepted = [exchange, answered](const std::string& uid) {
+        accepted = [exchange, answered, launched](const std::string& uid) mutable {
             *answered = true;
-            answer(*exchange, {{"model_uid", uid}});
+            launched["model_uid"] = uid;
+            answer(*exchange, launched);
         };
-    services_.deployments.launch(std::move(*request), std::move(accepted), [exchange, answered](Expected<std::string> uid) {
+    services_.deployments.launch(std::move(*request), std::move(accepted), [exchange, answered, launched](Expected<std::string> uid) mutable {
         if (*answered) return;
-        if (uid) answer(*exchange, {{"model_uid", *uid}});
-        else respond_error(*exchange, uid.error());
+        if (!uid) return respond_error(*exchange, uid.error());
+        launched["model_uid"] = *uid;
+        answer(*exchange, launched);
     });
 }
 

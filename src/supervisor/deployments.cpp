@@ -18,6 +18,7 @@
 namespace baton::supervisor {
 namespace {
 
+constexpr uint32_t kModelLenMin = 16;
 constexpr const char* kRecurrentPd =
     "Xavier PD does not yet support hybrid/recurrent attention caches (for example Qwen3.5). Launch this model without "
     "PD/Xavier, or use a full-attention model such as Qwen3 for PD.";
@@ -53,6 +54,18 @@ Expected<std::string> Deployments::choose_uid(const config::LaunchRequest& reque
     return request.model_name + "-" + random_hex(4);
 }
 
+/// Sizes that no host could serve, told before anything is started.
+Expected<void> Deployments::check_sizes(const config::LaunchRequest& request) const {
+    if (request.max_model_len != 0 && request.max_model_len < kModelLenMin)
+        return fail(ErrorCode::kInvalidArgument, "max_model_len must be at least " + std::to_string(kModelLenMin) + ", got " + std::to_string(request.max_model_len), "max_model_len");
+    for (const config::ReplicaPlacement& p : request.placements) {
+        const Workers::Worker* w = services_.workers.find(p.worker_ip);
+        if (w != nullptr && request.kv_cache_bytes > w->ready.memory_bytes)
+            return fail(ErrorCode::kInvalidArgument, "kv_cache_bytes " + std::to_string(request.kv_cache_bytes) + " is beyond the memory of worker " + p.worker_ip + ", " + std::to_string(w->ready.memory_bytes) + " bytes", "kv_cache_bytes");
+    }
+    return {};
+}
+
 void Deployments::launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done) {
     if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
     std::vector<std::string> warnings;
@@ -68,6 +81,7 @@ void Deployments::launch(config::LaunchRequest request, std::function<void(const
         return done(fail(path.error()));
     }
     if (auto uid = choose_uid(*resolved); !uid) return done(fail(uid.error()));
+    if (auto ok = check_sizes(*resolved); !ok) return done(fail(ok.error()));
     resolved->model_path = *path;
     // Reading a model's headers and tokenizer takes a while: not on this thread.
     boost::asio::post(services_.background, [this, request = std::move(*resolved), accepted = std::move(accepted), done = std::move(done)]() mutable {
@@ -206,7 +220,7 @@ void Deployments::start_recorded() {
     }
     for (const std::string& body : services_.settings.deployments) bodies.emplace_back("", body);
     for (auto& [uid, body] : bodies) {
-        auto request = config::parse_launch(body);
+        auto request = config::parse_launch(body, services_.settings.local_worker);
         if (!request) {
             log::error("startup.launch_invalid", {{"model_uid", uid}, {"reason", request.error().message}});
             continue;
@@ -216,9 +230,14 @@ void Deployments::start_recorded() {
         if (uid.empty() && recorded_.count(named) != 0) continue;  // the state file has it already
         recorded_[named] = body;
         ++startup_pending_;
-        launch(std::move(*request), nullptr, [this, named](Expected<std::string> done) {
+        // What the configuration names must work, else the process ends; a recorded launch may have lost its files since.
+        const bool configured = uid.empty();
+        launch(std::move(*request), nullptr, [this, named, configured](Expected<std::string> done) {
             --startup_pending_;
-            if (!done) log::error("startup.launch_failed", {{"model_uid", named}, {"reason", done.error().message}});
+            if (done) return;
+            log::error("startup.launch_failed", {{"model_uid", named}, {"reason", done.error().message}});
+            recorded_.erase(named);
+            if (configured) services_.fatal("the start-up deployment " + named + " failed: " + done.error().message);
         });
     }
 }

@@ -24,6 +24,7 @@ class Deployments {
         ModelDirectory& models;
         std::string control_unix;
         std::string run_dir;
+        std::function<void(std::string reason)> fatal;  ///< ends the process with an error
     };
     using LaunchDone = std::function<void(Expected<std::string> uid)>;
 
@@ -56,7 +57,7 @@ class Deployments {
 
   private:
     void launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done);
-    [[nodiscard]] Expected<void> check_family(const config::LaunchRequest& request, const model::ModelInfo& info) const;
+    [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
     [[nodiscard]] std::string state_path() const;
     void save_state() const;

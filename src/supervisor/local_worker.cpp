@@ -78,8 +78,11 @@ void LocalWorker::watch() {
             }
             if (steady_now().ms >= kill_at_ms_) ::kill(pid_, SIGKILL);
         } else if (pid_ < 0) {
-            // Backoff: a worker that cannot start must not fork in a loop.
-            if (++restarts_ > 1 && restarts_ % 8 != 0) return watch();
+            // A worker that cannot start must not fork in a loop: the pause grows to 5 s, and shrinks after a good minute.
+            const int64_t now = steady_now().ms;
+            if (now < spawn_at_ms_) return watch();
+            restarts_ = now - spawn_at_ms_ > 60'000 ? 0 : std::min(restarts_ + 1, 6);
+            spawn_at_ms_ = now + std::min<int64_t>(5'000, 100ll << restarts_);
             spawn();
         }
         watch();

@@ -29,6 +29,7 @@ class LocalWorker {
     boost::asio::steady_timer timer_;
     pid_t pid_ = -1;
     int restarts_ = 0;
+    int64_t spawn_at_ms_ = 0;
     bool stopping_ = false;
     int64_t kill_at_ms_ = 0;
     std::function<void()> stopped_;

@@ -63,7 +63,7 @@ class Supervisor {
         text_.join();
         background_.join();
         log::info("supervisor.stopped");
-        return 0;
+        return exit_code_;
     }
 
   private:
@@ -73,7 +73,7 @@ class Supervisor {
         net::Endpoint at{run_dir_ + "/control.sock", settings_.link_address};
         BATON_TRY_ASSIGN(listener_, net::Listener::listen(io_, at, {"supervisor", "supervisor", secret_},
                                                           [this](std::shared_ptr<net::Connection> link) { on_link(std::move(link)); }));
-        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, run_dir_});
+        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, run_dir_, [this](std::string reason) { fatal(std::move(reason)); }});
         inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_, workers_, [this] { return server_->address(); },
                                                                      [this] { return draining_; },
@@ -143,6 +143,13 @@ class Supervisor {
         });
     }
 
+    void fatal(std::string reason) {
+        log::error("supervisor.fatal", {{"reason", reason}});
+        std::fprintf(stderr, "baton: %s\n", reason.c_str());
+        exit_code_ = 1;
+        boost::asio::post(io_, [this] { begin_stop(); });
+    }
+
     void await_signal() {
         signals_.async_wait([this](boost::system::error_code ec, int signal) {
             if (ec) return;
@@ -206,6 +213,7 @@ class Supervisor {
     std::unique_ptr<LocalWorker> local_worker_;
     std::unique_ptr<http::Server> server_;
     bool draining_ = false;
+    int exit_code_ = 0;
     bool recorded_started_ = false;
     TimeMs drain_until_{};
 };

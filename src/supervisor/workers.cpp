@@ -64,7 +64,7 @@ std::vector<config::WorkerView> Workers::views() const {
         config::WorkerView view;
         view.address = address;
         view.local = w.local;
-        for (const wire::Gpu& g : w.ready.gpus) view.gpus.push_back(g.index);
+        // This version computes on the CPU only: a worker's GPUs are listed to people, but nothing can be placed on them.
         out.push_back(std::move(view));
     }
     return out;
