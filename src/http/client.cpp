@@ -1,3 +1,5 @@
+/// The client: sockets with time limits are ours, HTTP/1.1 on them is Beast's.
+
 #include "baton/http/client.hpp"
 
 #include <fcntl.h>
@@ -10,8 +12,18 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/beast/core/buffers_range.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/buffer_body.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/span_body.hpp>
+#include <boost/beast/http/write.hpp>
 #include <cerrno>
-#include <charconv>
+#include <exception>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "baton/base/clock.hpp"
@@ -21,6 +33,18 @@
 
 namespace baton::http {
 namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace bhttp = boost::beast::http;
+
+using OutgoingRequest = bhttp::request<bhttp::span_body<const char>>;
+using ResponseParser = bhttp::response_parser<bhttp::buffer_body>;
+
+/// Beast reads into this much. It holds the largest head or trailer taken, and is below the 64 KiB
+/// of a field at which Beast throws.
+constexpr size_t kBufferBytes = 32 * 1024;
+static_assert(kBufferBytes > limits::kHeaderBytesMax && kBufferBytes < 64 * 1024);
 
 struct Address {
     std::string host;
@@ -78,6 +102,88 @@ bool is_readable(int fd) {
     return ::poll(&poll, 1, 0) > 0;
 }
 
+/// A non-blocking socket as the synchronous stream that Beast reads and writes. Every call waits at
+/// most `silence_timeout_ms`, then says timed_out.
+class PatientSocket {
+  public:
+    PatientSocket(const UniqueFd& fd, int64_t silence_timeout_ms)
+        : fd_(fd.get()), silence_timeout_ms_(silence_timeout_ms) {}
+
+    template <typename MutableBuffers>
+    size_t read_some(const MutableBuffers& buffers, beast::error_code& ec) {
+        asio::mutable_buffer into;
+        for (const asio::mutable_buffer piece : beast::buffers_range_ref(buffers)) {
+            into = piece;
+            if (into.size() != 0) break;
+        }
+        return transfer(POLLIN, ec, [&] { return ::recv(fd_, into.data(), into.size(), 0); });
+    }
+    template <typename ConstBuffers>
+    size_t write_some(const ConstBuffers& buffers, beast::error_code& ec) {
+        std::array<iovec, 16> pieces{};
+        msghdr message{};
+        message.msg_iov = pieces.data();
+        for (const asio::const_buffer piece : beast::buffers_range_ref(buffers)) {
+            if (message.msg_iovlen == pieces.size()) break;
+            pieces[message.msg_iovlen++] = {const_cast<void*>(piece.data()), piece.size()};
+        }
+        return transfer(POLLOUT, ec, [&] { return ::sendmsg(fd_, &message, MSG_NOSIGNAL); });
+    }
+    // Beast asks a synchronous stream for the throwing forms too.
+    template <typename MutableBuffers>
+    size_t read_some(const MutableBuffers& buffers) {
+        beast::error_code ec;
+        const size_t size = read_some(buffers, ec);
+        if (ec) throw beast::system_error(ec);
+        return size;
+    }
+    template <typename ConstBuffers>
+    size_t write_some(const ConstBuffers& buffers) {
+        beast::error_code ec;
+        const size_t size = write_some(buffers, ec);
+        if (ec) throw beast::system_error(ec);
+        return size;
+    }
+
+  private:
+    template <typename Call>
+    size_t transfer(short event, beast::error_code& ec, Call call) {
+        ec = {};
+        for (;;) {
+            const ssize_t size = call();
+            if (size > 0) return static_cast<size_t>(size);
+            if (size == 0 || (event == POLLIN && errno == ECONNRESET)) {
+                ec = asio::error::eof;
+                return 0;
+            }
+            if (errno == EINTR) continue;
+            if (errno != EAGAIN) {
+                ec.assign(errno, beast::system_category());
+                return 0;
+            }
+            if (!wait_for(fd_, event, steady_now().ms + silence_timeout_ms_)) {
+                ec = asio::error::timed_out;
+                return 0;
+            }
+        }
+    }
+
+    const int fd_;
+    const int64_t silence_timeout_ms_;
+};
+
+/// What a failed read means to the caller.
+tl::unexpected<Error> reading_failed(const beast::error_code& ec) {
+    if (ec == asio::error::timed_out)
+        return fail(ErrorCode::kTimeout, "the server does not answer");
+    if (ec == bhttp::error::body_limit)
+        return fail(ErrorCode::kIo, "the server's answer is too large");
+    if (ec.category() == make_error_code(bhttp::error::bad_value).category() &&
+        ec != bhttp::error::end_of_stream && ec != bhttp::error::partial_message)
+        return fail(ErrorCode::kIo, "the server's answer is malformed");
+    return fail(ErrorCode::kIo, "the server closed the connection");
+}
+
 class ClientOnSockets final : public Client {
   public:
     ClientOnSockets(ClientOptions options, Address address)
@@ -95,31 +201,28 @@ class ClientOnSockets final : public Client {
   private:
     Expected<ClientResponse> exchange(std::string_view method, std::string_view target,
                                       std::string_view json_body, const OnData* on_data);
+    Expected<ClientResponse> run(std::string_view method, std::string_view target,
+                                 std::string_view json_body, const OnData* on_data);
     Expected<void> connect();
-    Expected<void> send(std::string_view bytes);
-    Expected<void> fill();
-    Expected<std::string> read_line();
-    Expected<ClientResponse> read_head();
-    Expected<void> read_exactly(size_t bytes);
-    Expected<void> read_chunks();
-    Expected<void> read_to_end();
-    Expected<void> read_body(const ClientResponse& response, bool head_only);
-    Expected<void> deliver(std::string_view bytes);
+    /// Throws where Beast does: a field of 64 KiB, an empty method.
+    OutgoingRequest make_request(std::string_view method, std::string_view target,
+                                 std::string_view json_body) const;
+    Expected<void> send(std::string_view method, std::string_view target,
+                        std::string_view json_body);
+    Expected<void> read_head(std::optional<ResponseParser>& parser, bool head_only);
+    Expected<void> read_body(ResponseParser& parser, ClientResponse& response,
+                             const OnData* on_data);
+    Expected<void> deliver(std::string_view bytes, const OnData& on_data);
     void drop();
-    static tl::unexpected<Error> broken() {
-        return fail(ErrorCode::kIo, "the server closed the connection");
-    }
 
     const ClientOptions options_;
     const Address address_;
     UniqueFd socket_;
-    std::string buffer_;
+    beast::flat_buffer buffer_{kBufferBytes};
     // of the exchange in progress
-    const OnData* on_data_ = nullptr;
-    std::string body_;
     std::string event_line_;
     bool stopped_ = false;
-    bool saw_eof_ = false;
+    bool reusable_ = false;  ///< the connection may carry another exchange
 };
 
 void ClientOnSockets::drop() {
@@ -128,11 +231,9 @@ void ClientOnSockets::drop() {
 }
 
 Expected<void> ClientOnSockets::connect() {
-    if (socket_) {
-        // A server may have closed a resting connection: anything readable now means just that.
-        if (buffer_.empty() && !is_readable(socket_.get())) return {};
-        drop();
-    }
+    // A server may have closed a resting connection: anything readable now means just that.
+    if (reusable_ && buffer_.size() == 0 && !is_readable(socket_.get())) return {};
+    drop();
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
@@ -163,96 +264,66 @@ Expected<void> ClientOnSockets::connect() {
     return {};
 }
 
-Expected<void> ClientOnSockets::send(std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        if (sent > 0) {
-            bytes.remove_prefix(static_cast<size_t>(sent));
-        } else if (errno == EAGAIN) {
-            if (!wait_for(socket_.get(), POLLOUT, steady_now().ms + options_.silence_timeout_ms)) {
-                return fail(ErrorCode::kTimeout, "the server does not take the request");
-            }
-        } else if (errno == EPIPE || errno == ECONNRESET) {
-            return {};  // the server may have refused early: its answer is still to be read
-        } else if (errno != EINTR) {
-            return broken();
-        }
+OutgoingRequest ClientOnSockets::make_request(std::string_view method, std::string_view target,
+                                              std::string_view json_body) const {
+    using bhttp::field;
+    OutgoingRequest message;
+    message.version(11);
+    message.method_string(method);
+    message.target(address_.prefix + std::string(target));
+    message.set(field::host, address_.host_header);
+    message.set(field::accept, "*/*");
+    if (!options_.api_key.empty()) message.set(field::authorization, "Bearer " + options_.api_key);
+    if (!json_body.empty() || method == "POST" || method == "PUT") {
+        if (!json_body.empty()) message.set(field::content_type, "application/json");
+        message.content_length(json_body.size());
+        message.body() = {json_body.data(), json_body.size()};
     }
+    return message;
+}
+
+Expected<void> ClientOnSockets::send(std::string_view method, std::string_view target,
+                                     std::string_view json_body) {
+    OutgoingRequest message;
+    try {
+        message = make_request(method, target, json_body);
+    } catch (const std::exception&) {  // a field of 64 KiB, a method that is none
+        return fail(ErrorCode::kInvalidArgument, "the request cannot be written as HTTP");
+    }
+    PatientSocket stream(socket_, options_.silence_timeout_ms);
+    beast::error_code ec;
+    bhttp::write(stream, message, ec);
+    if (ec == asio::error::timed_out)
+        return fail(ErrorCode::kTimeout, "the server does not take the request");
+    // The server may have refused early: its answer is still to be read.
+    if (ec && ec != asio::error::broken_pipe && ec != asio::error::connection_reset)
+        return reading_failed(ec);
     return {};
 }
 
-/// Reads what is there into the buffer, waiting for at least one byte. At the end of the stream
-/// saw_eof_ is set.
-Expected<void> ClientOnSockets::fill() {
-    std::array<char, 64 * 1024> bytes;  // NOLINT: filled by recv
-    for (;;) {
-        const ssize_t size = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
-        if (size > 0) {
-            buffer_.append(bytes.data(), static_cast<size_t>(size));
-            return {};
-        }
-        if (size == 0 || errno == ECONNRESET) {
-            saw_eof_ = true;
-            return {};
-        }
-        if (errno == EAGAIN) {
-            if (!wait_for(socket_.get(), POLLIN, steady_now().ms + options_.silence_timeout_ms)) {
-                return fail(ErrorCode::kTimeout, "the server does not answer");
-            }
-        } else if (errno != EINTR) {
-            return broken();
-        }
-    }
+/// Reads up to the end of the head of the final answer.
+Expected<void> ClientOnSockets::read_head(std::optional<ResponseParser>& parser, bool head_only) {
+    PatientSocket stream(socket_, options_.silence_timeout_ms);
+    beast::error_code ec;
+    do {
+        parser.emplace();
+        parser->header_limit(limits::kHeaderBytesMax);
+        parser->body_limit(options_.body_bytes_max);
+        parser->skip(head_only);
+        bhttp::read_header(stream, buffer_, *parser, ec);
+        if (ec) return reading_failed(ec);
+    } while (parser->get().result_int() < 200);
+    // Beast takes a coding it does not know for no coding at all.
+    const bool unknown_coding =
+        parser->get().count(bhttp::field::transfer_encoding) != 0 && !parser->chunked();
+    const auto fields = std::distance(parser->get().begin(), parser->get().end());
+    if (unknown_coding || static_cast<size_t>(fields) > limits::kHeaderFieldsMax)
+        return fail(ErrorCode::kIo, "the server's answer is malformed");
+    return {};
 }
 
-Expected<std::string> ClientOnSockets::read_line() {
-    size_t searched = 0;
-    for (;;) {
-        const size_t end = buffer_.find("\r\n", searched);
-        if (end != std::string::npos) {
-            std::string line = buffer_.substr(0, end);
-            buffer_.erase(0, end + 2);
-            return line;
-        }
-        if (buffer_.size() > limits::kHeaderBytesMax)
-            return fail(ErrorCode::kIo, "the server's answer is malformed");
-        searched = buffer_.empty() ? 0 : buffer_.size() - 1;
-        BATON_TRY(fill());
-        if (saw_eof_) return broken();
-    }
-}
-
-Expected<ClientResponse> ClientOnSockets::read_head() {
-    for (;;) {
-        ClientResponse response;
-        BATON_TRY_ASSIGN(const std::string first, read_line());
-        const auto bad = [] { return fail(ErrorCode::kIo, "the server's answer is malformed"); };
-        if (!first.starts_with("HTTP/1.") || first.size() < 12) return bad();
-        if (std::from_chars(first.data() + 9, first.data() + 12, response.status).ec != std::errc{})
-            return bad();
-        for (;;) {
-            BATON_TRY_ASSIGN(const std::string line, read_line());
-            if (line.empty()) break;
-            const size_t colon = line.find(':');
-            if (colon == std::string::npos || response.headers.size() >= limits::kHeaderFieldsMax)
-                return bad();
-            response.headers.emplace_back(
-                to_lower(std::string_view(line).substr(0, colon)),
-                std::string(trim(std::string_view(line).substr(colon + 1))));
-        }
-        if (response.status >= 200) return response;
-    }
-}
-
-/// Takes body bytes: into the body, or line by line to the caller of stream().
-Expected<void> ClientOnSockets::deliver(std::string_view bytes) {
-    if (on_data_ == nullptr) {
-        if (body_.size() + bytes.size() > options_.body_bytes_max) {
-            return fail(ErrorCode::kIo, "the server's answer is too large");
-        }
-        body_.append(bytes);
-        return {};
-    }
+/// Takes bytes of a stream and hands its data lines to the caller of stream().
+Expected<void> ClientOnSockets::deliver(std::string_view bytes, const OnData& on_data) {
     while (!bytes.empty() && !stopped_) {
         const size_t end = bytes.find('\n');
         event_line_.append(bytes.substr(0, end));
@@ -268,103 +339,65 @@ Expected<void> ClientOnSockets::deliver(std::string_view bytes) {
         if (!data.starts_with("data:")) continue;
         data.remove_prefix(5);
         if (data.starts_with(' ')) data.remove_prefix(1);
-        stopped_ = !(*on_data_)(data);
+        stopped_ = !on_data(data);
     }
     return {};
 }
 
-Expected<void> ClientOnSockets::read_exactly(size_t bytes) {
-    while (bytes > 0 && !stopped_) {
-        if (buffer_.empty()) {
-            BATON_TRY(fill());
-            if (saw_eof_) return broken();
+/// Reads the body piece by piece as it comes: into the response, or to `on_data` where there is
+/// one.
+Expected<void> ClientOnSockets::read_body(ResponseParser& parser, ClientResponse& response,
+                                          const OnData* on_data) {
+    PatientSocket stream(socket_, options_.silence_timeout_ms);
+    std::array<char, kBufferBytes> bytes;  // NOLINT: filled by the parser
+    while (!parser.is_done() && !stopped_) {
+        parser.get().body().data = bytes.data();
+        parser.get().body().size = bytes.size();
+        beast::error_code ec;
+        bhttp::read_some(stream, buffer_, parser, ec);
+        if (ec == bhttp::error::need_buffer) ec = {};
+        // What came before a fault is still the caller's.
+        const std::string_view piece(bytes.data(), bytes.size() - parser.get().body().size);
+        if (on_data == nullptr) {
+            response.body.append(piece);
+        } else {
+            BATON_TRY(deliver(piece, *on_data));
         }
-        const size_t take = std::min(bytes, buffer_.size());
-        BATON_TRY(deliver(std::string_view(buffer_).substr(0, take)));
-        buffer_.erase(0, take);
-        bytes -= take;
+        if (ec && !stopped_) return reading_failed(ec);
     }
     return {};
 }
 
-Expected<void> ClientOnSockets::read_chunks() {
-    while (!stopped_) {
-        BATON_TRY_ASSIGN(const std::string line, read_line());
-        size_t size = 0;
-        if (std::from_chars(line.data(), line.data() + line.size(), size, 16).ec != std::errc{}) {
-            return fail(ErrorCode::kIo, "the server's answer is malformed");
-        }
-        if (size == 0) {
-            for (;;) {
-                BATON_TRY_ASSIGN(const std::string trailer, read_line());
-                if (trailer.empty()) return {};
-            }
-        }
-        BATON_TRY(read_exactly(size));
-        if (stopped_) return {};
-        BATON_TRY(read_line());
+Expected<ClientResponse> ClientOnSockets::run(std::string_view method, std::string_view target,
+                                              std::string_view json_body, const OnData* on_data) {
+    BATON_TRY(send(method, target, json_body));
+    std::optional<ResponseParser> parser;
+    BATON_TRY(read_head(parser, method == "HEAD"));
+    ClientResponse response;
+    response.status = static_cast<int>(parser->get().result_int());
+    for (const auto& entry : parser->get()) {
+        const auto name = entry.name_string();
+        const auto value = entry.value();
+        response.headers.emplace_back(to_lower({name.data(), name.size()}),
+                                      std::string(value.data(), value.size()));
     }
-    return {};
-}
-
-Expected<void> ClientOnSockets::read_to_end() {
-    while (!stopped_) {
-        BATON_TRY(deliver(buffer_));
-        buffer_.clear();
-        if (saw_eof_) return {};
-        BATON_TRY(fill());
-    }
-    return {};
-}
-
-Expected<void> ClientOnSockets::read_body(const ClientResponse& response, bool head_only) {
-    if (head_only || response.status == 204 || response.status == 304) return {};
-    if (to_lower(response.header("transfer-encoding")) == "chunked") return read_chunks();
-    const std::string_view length = response.header("content-length");
-    if (length.empty()) return read_to_end();
-    size_t bytes = 0;
-    if (std::from_chars(length.data(), length.data() + length.size(), bytes).ec != std::errc{}) {
-        return fail(ErrorCode::kIo, "the server's answer is malformed");
-    }
-    return read_exactly(bytes);
+    if (!response.header("content-type").starts_with("text/event-stream")) on_data = nullptr;
+    if (on_data != nullptr)
+        parser->body_limit(boost::none);  // a stream may go on; its lines may not
+    BATON_TRY(read_body(*parser, response, on_data));
+    reusable_ = !stopped_ && parser->keep_alive();
+    return response;
 }
 
 Expected<ClientResponse> ClientOnSockets::exchange(std::string_view method, std::string_view target,
                                                    std::string_view json_body,
                                                    const OnData* on_data) {
-    saw_eof_ = false;
     BATON_TRY(connect());
-    std::string head;
-    head.append(method)
-        .append(" ")
-        .append(address_.prefix)
-        .append(target)
-        .append(" HTTP/1.1\r\nHost: ");
-    head.append(address_.host_header).append("\r\nAccept: */*\r\n");
-    if (!options_.api_key.empty())
-        head.append("Authorization: Bearer ").append(options_.api_key).append("\r\n");
-    if (!json_body.empty() || method == "POST" || method == "PUT") {
-        if (!json_body.empty()) head.append("Content-Type: application/json\r\n");
-        head.append("Content-Length: ").append(std::to_string(json_body.size())).append("\r\n");
-    }
-    head.append("\r\n");
-    body_.clear();
     event_line_.clear();
     stopped_ = false;
-    on_data_ = nullptr;
-    const auto run = [&]() -> Expected<ClientResponse> {
-        BATON_TRY(send(head));
-        BATON_TRY(send(json_body));
-        BATON_TRY_ASSIGN(ClientResponse response, read_head());
-        if (response.header("content-type").starts_with("text/event-stream")) on_data_ = on_data;
-        BATON_TRY(read_body(response, method == "HEAD"));
-        response.body = std::move(body_);
-        return response;
-    };
-    auto result = run();
-    const bool reusable =
-        result && !stopped_ && !saw_eof_ && to_lower(result->header("connection")) != "close";
-    if (!reusable) drop();
+    reusable_ = false;
+    auto result = run(method, target, json_body, on_data);
+    if (!reusable_) drop();
     return result;
 }
 
