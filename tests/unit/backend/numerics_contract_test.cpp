@@ -181,13 +181,22 @@ TEST(NumericsContract, HoldsForEveryTypeAndIsa) {
     }
 }
 
+// Sanitized builds take fewer block sizes and shorter sequences, still more than one segment.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint32_t kBlockTokens[] = {7, 16};
+constexpr uint32_t kLongest = 320;
+#else
+constexpr uint32_t kBlockTokens[] = {1, 7, 16, 24, 32, 64};
+constexpr uint32_t kLongest = 900;
+#endif
+
 TEST(NumericsContract, HoldsOverLongContextsAndOddBlocks) {
-    for (const uint32_t block_tokens : {1u, 7u, 16u, 24u, 32u, 64u}) {
+    for (const uint32_t block_tokens : kBlockTokens) {
         const Plan plan =
             make_plan({DType::kF32, {1, 32, 6, 2, 34, 32, 20, 2048}, false, false, block_tokens});
         for (const auto& isa : available_isas()) {
             for (const bool kv_f32 : {false, true}) {
-                Scenario scenario(plan, block_tokens, 3, isa == "portable" ? 320 : 900,
+                Scenario scenario(plan, block_tokens, 3, isa == "portable" ? 320 : kLongest,
                                   block_tokens);
                 const CpuOptions o =
                     contract_options(isa, kv_f32, block_tokens, 3000 / block_tokens + 8);
