@@ -36,6 +36,45 @@ bool has_list_token(std::string_view list, std::string_view token) {
     return false;
 }
 
+/// Tokens between commas; empty elements count for nothing.
+bool is_token_list(std::string_view list) {
+    while (!list.empty()) {
+        const size_t comma = std::min(list.find(','), list.size());
+        const std::string_view element = trim(list.substr(0, comma));
+        if (!element.empty() && !is_token(element)) return false;
+        list.remove_prefix(std::min(comma + 1, list.size()));
+    }
+    return true;
+}
+
+/// chunk-ext of RFC 9112 7.1.1, without the optional white space that it discourages:
+/// *( ";" token [ "=" ( token / quoted-string ) ] ).
+bool is_chunk_extension(std::string_view text) {
+    const auto skip = [&text](size_t count) { text.remove_prefix(std::min(count, text.size())); };
+    const auto skip_token = [&] {
+        const size_t end = std::min(text.find_first_of(";=\""), text.size());
+        const bool ok = is_token(text.substr(0, end));
+        skip(end);
+        return ok;
+    };
+    while (!text.empty()) {
+        if (text.front() != ';') return false;
+        skip(1);
+        if (!skip_token()) return false;
+        if (!text.starts_with('=')) continue;
+        skip(1);
+        if (!text.starts_with('"')) {
+            if (!skip_token()) return false;
+            continue;
+        }
+        size_t end = 1;
+        while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+        if (end >= text.size()) return false;
+        skip(end + 1);
+    }
+    return true;
+}
+
 constexpr std::array<std::string_view, 7> kMethods = {"GET",    "HEAD",  "POST",   "PUT",
                                                       "DELETE", "PATCH", "OPTIONS"};
 
@@ -286,6 +325,10 @@ bool RequestParser::check_connection() {
     bool keep = false;
     for (const auto& [name, value] : request_.headers) {
         if (name != "connection") continue;
+        if (!is_token_list(value)) {
+            fail(400, "malformed Connection header");
+            return false;
+        }
         close = close || has_list_token(value, "close");
         keep = keep || has_list_token(value, "keep-alive");
     }
@@ -346,8 +389,7 @@ RequestParser::Event RequestParser::feed_chunk_size(std::string_view in, size_t&
         size = size * 16 + static_cast<uint64_t>(hex_value(line[digits]));
     }
     const std::string_view extension = line.substr(digits);
-    if (digits == 0 || (!extension.empty() && extension.front() != ';') ||
-        !is_field_value(extension)) {
+    if (digits == 0 || !is_field_value(extension) || !is_chunk_extension(extension)) {
         return fail(400, "malformed chunk header");
     }
     overhead_ += extension.size();
