@@ -28,6 +28,14 @@ uint64_t Random::next() {
 Simulation::Simulation(uint64_t seed, World world, bool trace)
     : seed_(seed), world_(std::move(world)), trace_(trace), random_(seed ^ 0xabcdef), router_(world_.router) {}
 
+/// What waits in an inbox holds its process.
+Simulation::~Simulation() {
+    for (const ProcessPtr& p : processes_) {
+        p->inbox.clear();
+        p->pulls.clear();
+    }
+}
+
 void Simulation::at(TimeMs when, std::function<void()> run) { events_.push({std::max(when, now_), order_++, std::move(run)}); }
 
 void Simulation::fail(std::string why) {
@@ -99,6 +107,7 @@ void Simulation::spawn(Slot& slot) {
     p->core = std::make_unique<ReplicaCore>(config);
     p->core->plant(world_.planted);
     slot.process = p;
+    processes_.push_back(p);
     connect_store(p);
     connect_control(p);
     connect_peers(p);

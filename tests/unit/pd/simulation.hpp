@@ -139,6 +139,9 @@ using ProcessPtr = std::shared_ptr<Process>;
 class Simulation {
   public:
     Simulation(uint64_t seed, World world, bool trace);
+    ~Simulation();
+    Simulation(const Simulation&) = delete;
+    Simulation& operator=(const Simulation&) = delete;
     [[nodiscard]] Report run();
 
   private:
@@ -246,6 +249,7 @@ class Simulation {
     std::priority_queue<Event, std::vector<Event>, Later> events_;
     Router router_;
     std::vector<Slot> slots_;
+    std::vector<ProcessPtr> processes_;  ///< all there ever were
     std::shared_ptr<Store> store_;
     uint64_t next_owner_ = 1;
     std::vector<std::vector<TokenId>> beginnings_;
