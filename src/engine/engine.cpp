@@ -103,12 +103,14 @@ class EngineImpl final : public Engine {
         const size_t vocab = backend_->shape().vocab;
         BATON_CHECK(rows_with_logits * vocab <= logits_.size());
         const std::span<float> logits(logits_.data(), rows_with_logits * vocab);
+        const int64_t begin = steady_now_us();
         const auto done = backend_->forward({plan.tokens, slices_}, logits, [&](uint32_t layer) { layer_done(plan, layer); });
         if (!done) {
             log::error("engine.step_failed", {{"reason", done.error().message}});
             core_.on_step_failed(steady_now(), plan, "step_failed");
             return;
         }
+        log::debug("engine.step", {{"sequences", plan.items.size()}, {"rows", plan.tokens.size()}, {"us", steady_now_us() - begin}});
         sampled_.clear();
         size_t row = 0;
         for (uint32_t i = 0; i < plan.items.size(); ++i) {

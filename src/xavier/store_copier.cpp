@@ -1,9 +1,18 @@
 #include "xavier/store_copier.hpp"
 
+#include <algorithm>
+
+#include "baton/base/clock.hpp"
 #include "xavier/page_copy.hpp"
 #include "xavier/puller.hpp"
 
 namespace baton::xavier {
+namespace {
+
+constexpr int64_t kFirstWaitUs = 50'000;
+constexpr int64_t kPauseRatio = 3;
+
+}  // namespace
 
 Expected<StoreMap> StoreMap::open(UniqueFd fd, uint32_t slots, uint64_t slot_bytes, const kv::PoolLayout& layout) {
     if (slots == 0 || slot_bytes < layout.block_bytes())
@@ -33,11 +42,18 @@ bool StoreCopier::valid(const pd::StoreCopy& copy) const {
 
 void StoreCopier::start(pd::StoreCopy copy) {
     if (!valid(copy)) return report(copy.copy, false);
-    jobs_.push_back({std::move(copy)});
+    const int64_t begin = copy.to_store ? steady_now_us() + kFirstWaitUs : 0;
+    if (copy.to_store) jobs_.push_back({std::move(copy), 0, begin});
+    else jobs_.push_front({std::move(copy), 0, begin});
 }
 
-bool StoreCopier::step() {
-    if (jobs_.empty()) return false;
+int64_t StoreCopier::idle_us(int64_t now_us) const {
+    if (jobs_.empty()) return kNothing;
+    return std::max<int64_t>(0, jobs_.front().not_before_us - now_us);
+}
+
+bool StoreCopier::step(int64_t now_us) {
+    if (idle_us(now_us) > 0) return false;
     const kv::PoolLayout& layout = own_.layout();
     const Extent whole{0, layout.layers, 0, 1};
     Job& job = jobs_.front();
@@ -50,7 +66,11 @@ bool StoreCopier::step() {
             scatter_extent({own_.pool(), layout, block}, slot, whole);
         copied += layout.block_bytes();
     }
-    if (job.next < job.copy.blocks.size()) return true;
+    const int64_t end_us = steady_now_us();
+    if (job.next < job.copy.blocks.size()) {
+        if (job.copy.to_store) job.not_before_us = end_us + (end_us - now_us) * kPauseRatio;
+        return true;
+    }
     const uint64_t id = job.copy.copy;
     jobs_.pop_front();
     report(id, true);

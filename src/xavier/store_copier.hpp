@@ -27,14 +27,20 @@ class StoreCopier {
     StoreCopier(SharedPool& own, const TransferThread::Callbacks& callbacks);
     void set_store(StoreMap store);
     void start(pd::StoreCopy copy);
-    /// Copies about a slice; true when it did something.
-    bool step();
+    /// Copies about a slice; true when it did something. Copies into the store wait for a moment and then take a quarter of
+    /// the time at most: nobody waits for them, while the first tokens of the sequence they come from are being decoded.
+    /// Copies back are waited for and go at once.
+    bool step(int64_t now_us);
+    /// How long step() would do nothing; kNever where there is nothing to copy.
+    [[nodiscard]] int64_t idle_us(int64_t now_us) const;
+    static constexpr int64_t kNothing = INT64_MAX;
     void fail_all();
 
   private:
     struct Job {
         pd::StoreCopy copy;
         size_t next = 0;
+        int64_t not_before_us = 0;
     };
     [[nodiscard]] bool valid(const pd::StoreCopy& copy) const;
     void report(uint64_t copy, bool ok);

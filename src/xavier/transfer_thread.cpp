@@ -1,4 +1,6 @@
 #include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +25,7 @@ namespace {
 /// Extents that arrived and wait to be copied; a peer that sends more has its pull failed.
 constexpr size_t kArrivedBytesMax = 256u * 1024 * 1024;
 constexpr size_t kCommandsMax = 1u << 16;
+constexpr int kNice = -10;
 /// Nothing depends on it: a bound for the sleep of an idle thread.
 constexpr int64_t kIdleWaitUs = 1'000'000;
 
@@ -109,6 +112,9 @@ class Thread final : public TransferThread {
     }
 
     void run() {
+        // On busy cores the copies must not queue behind the compute they are to overlap with: there is little to do, but
+        // it is waited for. Where the system forbids it (no privilege) the thread runs like any other.
+        (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
         std::vector<WaitWord> words;
         while (!stopped_) {
             // The words are read before the work is looked for: a ring in between ends the wait at once.
@@ -128,7 +134,7 @@ class Thread final : public TransferThread {
         bool worked = false;
         guarded([&] { worked = puller_.step(now); });
         guarded([&] { worked = server_.step(now) || worked; });
-        if (!worked) guarded([&] { worked = copier_.step(); });
+        if (!worked) guarded([&] { worked = copier_.step(steady_now_us()); });
         return worked;
     }
 
@@ -147,7 +153,8 @@ class Thread final : public TransferThread {
     [[nodiscard]] int64_t wait_us() const {
         const TimeMs now = steady_now();
         const TimeMs next = std::min(puller_.next_look(now), server_.next_look(now));
-        return std::clamp<int64_t>(next - now, 0, kIdleWaitUs / 1000) * 1000;
+        const int64_t pulls_us = std::clamp<int64_t>(next - now, 0, kIdleWaitUs / 1000) * 1000;
+        return std::min(pulls_us, copier_.idle_us(steady_now_us()));
     }
 
     bool handle_commands() {
