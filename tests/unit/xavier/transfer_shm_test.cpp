@@ -94,7 +94,8 @@ TEST(TransferShm, ManyPullsAtOnce) {
                 s.p->set_progress(h.open.slot, begin, end, layer + 1);
             }
     for (const Handoff& h : all) {
-        ASSERT_TRUE(s.reports.pull(h.pull.pull).ok);
+        const auto r = s.reports.pull(h.pull.pull);
+        ASSERT_TRUE(r.ok) << r.reason;
         EXPECT_EQ(wrong_bytes(*s.d, h.pull.target_blocks, h.sequence, 0, h.open.tokens), 0u);
     }
 }
