@@ -100,7 +100,9 @@ void PeerLinks::dialled(const wire::Peer& peer, std::shared_ptr<net::Connection>
     link->dialled = true;
     links_[peer.target.replica] = link;
     attach(link);
-    link->connection->send(own_hello());
+    wire::LinkHello hello = own_hello();
+    hello.wants_map = hello.wants_map && link->connection->remote() == "unix";  // TCP passes no descriptors
+    link->connection->send(hello);
 }
 
 void PeerLinks::redial_later(ReplicaId replica) {
@@ -160,7 +162,8 @@ void PeerLinks::on_message(const LinkPtr& link, net::Connection::Received receiv
 
 void PeerLinks::on_hello(const LinkPtr& link, const wire::LinkHello& hello, std::vector<UniqueFd> fds) {
     link->greeted = true;
-    const wire::LinkHello own = own_hello();
+    wire::LinkHello own = own_hello();
+    own.wants_map = own.wants_map && link->connection->remote() == "unix";
     if (hello.self.replica.value == 0 || (link->dialled && hello.self != link->peer))
         return refuse(link, {ErrorCode::kInvalidArgument, "another replica answered", ""});
     link->peer = hello.self;

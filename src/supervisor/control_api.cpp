@@ -72,7 +72,7 @@ Json replica_row(const Deployment& d, const Slot& s) {
             {"replica_uid", s.placement.replica_uid},
             {"gpu_idx", nullptr},
             {"role", to_string(s.placement.role)},
-            {"pid", s.pid},
+            {"pid", s.pid == 0 ? Json(nullptr) : Json(s.pid)},
             {"running", s.stats.running},
             {"waiting", s.stats.waiting},
             {"kv_blocks_free", s.stats.blocks_free}};

@@ -218,7 +218,14 @@ void Deployments::start_recorded() {
             log::error("state.unreadable", {{"path", state_path()}});
         }
     }
-    for (const std::string& body : services_.settings.deployments) bodies.emplace_back("", body);
+    // What the configuration or the command line names now wins over what was recorded under the same uid.
+    for (const std::string& body : services_.settings.deployments) {
+        if (const auto request = config::parse_launch(body, services_.settings.local_worker)) {
+            const std::string& named = request->model_uid.empty() ? request->model_name : request->model_uid;
+            std::erase_if(bodies, [&](const auto& recorded) { return recorded.first == named; });
+        }
+        bodies.emplace_back("", body);
+    }
     for (auto& [uid, body] : bodies) {
         auto request = config::parse_launch(body, services_.settings.local_worker);
         if (!request) {
@@ -227,7 +234,6 @@ void Deployments::start_recorded() {
         }
         if (!uid.empty()) request->model_uid = uid;
         const std::string named = request->model_uid.empty() ? request->model_name : request->model_uid;
-        if (uid.empty() && recorded_.count(named) != 0) continue;  // the state file has it already
         recorded_[named] = body;
         ++startup_pending_;
         // What the configuration names must work, else the process ends; a recorded launch may have lost its files since.

@@ -1,6 +1,7 @@
 #include "local_worker.hpp"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -55,6 +56,8 @@ void LocalWorker::spawn() {
         ::sigprocmask(SIG_SETMASK, &none, nullptr);
         const int null = ::open("/dev/null", O_RDONLY);
         if (null >= 0) ::dup2(null, STDIN_FILENO);
+        // A listener or a client's connection that the worker held on to would outlive our closing it.
+        ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
         ::execve("/proc/self/exe", argv.data(), envp.data());
         ::_exit(127);
     }

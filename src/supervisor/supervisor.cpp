@@ -16,6 +16,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/log.hpp"
@@ -109,7 +110,19 @@ class Supervisor {
         std::string pattern = base + "/baton-XXXXXX";
         if (::mkdtemp(pattern.data()) == nullptr) return fail(ErrorCode::kIo, "cannot create a folder under " + base + ": " + std::strerror(errno));
         run_dir_ = pattern;
+        remember_run_dir();
         return {};
+    }
+
+    /// A supervisor that was killed could not remove its folder: the next one on the same state does.
+    void remember_run_dir() {
+        const std::string path = settings_.state_dir + "/run_dir";
+        std::string last;
+        std::getline(std::ifstream(path), last);
+        std::error_code ec;
+        if (std::filesystem::path(last).filename().string().rfind("baton-", 0) == 0 && std::filesystem::exists(last + "/control.sock", ec))
+            std::filesystem::remove_all(last, ec);
+        std::ofstream(path) << run_dir_ << '\n';
     }
 
     void start_local_worker() {

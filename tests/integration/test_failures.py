@@ -299,3 +299,32 @@ def test_workers_of_two_pretended_hosts_use_tcp_and_survive_a_supervisor_restart
         for w in workers:
             w.wait(10)
         os.environ.pop("BATON_LINK_SECRET", None)
+
+
+def test_a_new_worker_holds_none_of_the_supervisors_sockets():
+    with Server() as server:
+        client = socket.create_connection(("127.0.0.1", server.port))
+        server.http.get("/health")
+        before = server.worker_pid()
+        kill(before)
+        worker = wait_for(lambda: (p := server.worker_pid()) not in (None, before) and p, 10, "a new worker")
+        wait_for(lambda: server.http.get("/v1/workers").json(), 10, "it registers")
+
+        def tcp_sockets(pid):
+            inodes = {line.split()[9] for line in open("/proc/net/tcp").readlines()[1:] if int(line.split()[1].split(":")[1], 16) == server.port}
+            return [fd for fd in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[").rstrip("]") in inodes]
+
+        assert tcp_sockets(server.process.pid)
+        assert not tcp_sockets(worker)
+        client.close()
+
+
+def test_the_command_line_wins_over_a_recorded_deployment(tmp_path):
+    state = str(tmp_path / "state")
+    with Server(state_dir=state) as server:
+        server.launch("2p2d")
+    with Server(state_dir=state, extra=["--model", MODEL, "--model-uid", UID, "--prefill", "1", "--decode", "1"]) as server:
+        server.wait_ready()
+        wait_for(lambda: server.http.get("/v1/models").json()["data"], 20, "launched")
+        assert [r["role"] for r in server.replicas()] == ["prefill", "decode"]
+        assert undisturbed(server, "One each", max_tokens=4)
