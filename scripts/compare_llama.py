@@ -32,7 +32,12 @@ themselves, and a technician visits twice a year. Ships carry satellite receiver
 light on the horizon is a promise that somebody thought of them. Water boils at one hundred degrees Celsius at sea level, while on a
 high mountain it boils sooner, since the air presses less on its surface. A computer adds numbers by passing small voltages through
 switches that open and close billions of times each second. def add(a, b): return a + b. The recipe calls for two cups of flour, one
-egg, a pinch of salt and a little milk; mix them well and let the batter rest for half an hour before you heat the pan."""
+egg, a pinch of salt and a little milk; mix them well and let the batter rest for half an hour before you heat the pan. In spring the
+river rises when snow melts in the mountains, and farmers along the banks move their animals to higher ground. The town keeps a record
+of each flood on the wall of the old mill: a line, a year, and sometimes a name. Children learn to read the numbers before they can read
+books. When the water falls again it leaves dark, rich soil behind, and by June the fields are green from one hill to the other. People
+here say that the river takes with one hand and gives with two. An engineer from the city once offered to build a dam, but the council
+voted against it, twelve to three, because nobody could tell what the fields would be worth without the mud."""
 
 
 def llama(model, threads, n_ctx=1024):

@@ -1,6 +1,7 @@
 #include "backend/cpu_backend.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 namespace baton::backend {
@@ -29,6 +30,23 @@ struct CpuBackend::Progress {
         if (layer_done) layer_done(layer);
     }
 };
+
+void CpuBackend::warm() {
+    constexpr size_t kLine = 64;
+    std::atomic<uint32_t> sink{0};  // keeps the reads alive
+    const auto touch = [&](const PackedMatrix& m) {
+        const std::byte* bytes = m.data.data();
+        uint32_t sum = 0;
+        for (size_t at = 0; at < m.groups * m.group_bytes; at += kLine) sum += static_cast<uint32_t>(bytes[at]);
+        sink.fetch_add(sum, std::memory_order_relaxed);
+    };
+    pool_.run(static_cast<uint32_t>(program_.layers.size()), [&](uint32_t layer, uint32_t) {
+        for (const Stage& stage : program_.layers[layer])
+            if (const auto* products = std::get_if<ProductStage>(&stage))
+                for (const Product& p : products->products) touch(p.weight);
+    });
+    touch(program_.head);
+}
 
 Expected<void> CpuBackend::forward(const Batch& batch, std::span<float> logits,
                                    const std::function<void(uint32_t layer)>& layer_done) {

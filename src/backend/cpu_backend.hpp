@@ -32,6 +32,7 @@ class CpuBackend final : public Backend {
     [[nodiscard]] std::string describe() const override;
     Expected<void> forward(const Batch& batch, std::span<float> logits,
                            const std::function<void(uint32_t layer)>& layer_done) override;
+    void warm() override;
 
   private:
     struct Row {

@@ -1,5 +1,6 @@
 #include "baton/engine/engine.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -45,6 +46,14 @@ class EngineImpl final : public Engine {
         if (thread_.joinable()) thread_.join();
     }
 
+    void expect_work() override {
+        {
+            const std::lock_guard lock(mutex_);
+            expected_ = true;
+        }
+        wake_.notify_one();
+    }
+
     void post(Task task) override {
         {
             const std::lock_guard lock(mutex_);
@@ -70,11 +79,13 @@ class EngineImpl final : public Engine {
                 execute(plan);
                 publish();
                 report(now);
+                expected_ = false;  // the step read the weights
                 continue;
             }
             report(now);
+            if (expected_.exchange(false)) backend_->warm();
             std::unique_lock lock(mutex_);
-            wake_.wait_for(lock, std::chrono::milliseconds(kTickMs), [&] { return stopping_ || !inbox_.empty(); });
+            wake_.wait_for(lock, std::chrono::milliseconds(kTickMs), [&] { return stopping_ || !inbox_.empty() || expected_; });
         }
     }
 
@@ -175,6 +186,7 @@ class EngineImpl final : public Engine {
     std::condition_variable wake_;
     std::vector<Task> inbox_;   ///< guarded by mutex_
     bool stopping_ = false;     ///< guarded by mutex_
+    std::atomic<bool> expected_{false};
     std::vector<Task> tasks_;
     std::thread thread_;
 };

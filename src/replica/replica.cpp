@@ -94,7 +94,8 @@ class Replica {
                      },
                      [this](uint64_t copy, bool ok) {
                          engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_store_copied(now, copy, ok); });
-                     }});
+                     },
+                     [this] { engine_->expect_work(); }});
         BATON_TRY(plant_faults());
         engine_ = engine::Engine::start({core, settings_.verify_handoff, 100}, std::move(backend), *pool_,
                                         {[this](pd::Action a) { act(std::move(a)); },

@@ -123,6 +123,10 @@ Puller::Step Puller::copy_some(Pull& p, TimeMs now) {
     }
     Ready ready = ready_blocks(*progress, p.ask.tokens, own.block_tokens, own.layers);
     const bool chunk_done = progress->layers >= own.layers;
+    if (!p.near_told && progress->end >= p.ask.tokens && progress->layers >= own.layers - own.layers / 8) {
+        p.near_told = true;
+        if (callbacks_.pull_near) callbacks_.pull_near();
+    }
     if (!p.offer_complete && chunk_done && progress->end >= p.ask.tokens) {
         p.offer_complete = true;
         p.last_progress = now;

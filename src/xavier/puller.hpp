@@ -68,6 +68,7 @@ class Puller {
         TimeMs not_before;
         TimeMs last_progress;
         bool offer_complete = false;
+        bool near_told = false;
         uint64_t bytes = 0;
     };
     enum class Step : uint8_t { kIdle, kCopied, kEnded };

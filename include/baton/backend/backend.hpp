@@ -43,6 +43,9 @@ class Backend {
     /// The batch has at most max_batch_tokens rows.
     virtual Expected<void> forward(const Batch& batch, std::span<float> logits,
                                    const std::function<void(uint32_t layer)>& layer_done) = 0;
+    /// Reads the weights once, so that a step that follows soon finds them in the caches. For a replica that waits for a
+    /// hand-off with nothing else to do: its first step would otherwise read all of them from memory.
+    virtual void warm() {}
 };
 
 struct CpuOptions {

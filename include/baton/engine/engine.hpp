@@ -33,6 +33,9 @@ class Engine {
     virtual ~Engine() = default;
     /// Ends the thread after the running step and joins it; what is posted later is dropped. Idempotent.
     virtual void stop() = 0;
+    /// A hand-off will end soon: where the engine has nothing to run it reads the weights meanwhile (Backend::warm).
+    /// Any thread.
+    virtual void expect_work() = 0;
     /// Runs `task` on the engine thread before the next step. Any thread.
     virtual void post(Task task) = 0;
 };
