@@ -37,7 +37,8 @@ river rises when snow melts in the mountains, and farmers along the banks move t
 of each flood on the wall of the old mill: a line, a year, and sometimes a name. Children learn to read the numbers before they can read
 books. When the water falls again it leaves dark, rich soil behind, and by June the fields are green from one hill to the other. People
 here say that the river takes with one hand and gives with two. An engineer from the city once offered to build a dam, but the council
-voted against it, twelve to three, because nobody could tell what the fields would be worth without the mud."""
+voted against it, twelve to three, because nobody could tell what the fields would be worth without the mud. The oldest house stands where the road bends, and its door is
+painted blue. Inside there is a long table, nine chairs, and a clock that has not been right since the war, though everyone winds it."""
 
 
 def llama(model, threads, n_ctx=1024):
