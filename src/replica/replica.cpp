@@ -19,6 +19,7 @@ namespace baton::replica {
 namespace {
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
+constexpr int64_t kCloseMs = 300;
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
 class Replica {
@@ -42,6 +43,9 @@ class Replica {
         connect_supervisor();
         if (!settings_.worker_unix.empty() && settings_.snapshots) connect_store();
         io_.run();
+        // Links that were told to close do so now; a peer that does not read does not hold the process up.
+        io_.restart();
+        io_.run_for(std::chrono::milliseconds(kCloseMs));
         return exit_code_;
     }
 

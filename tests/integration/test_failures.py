@@ -212,7 +212,8 @@ def test_client_disconnect_frees_both_roles(pd, phase, stream):
     if phase == "decode":
         wait_for(lambda: pd.metric("baton_requests_running") == 1, 20, "decoding", 0.005)
     else:
-        wait_for(lambda: pd.metric("baton_requests_waiting") >= 1, 5, "waiting", 0.002)
+        # Each is accepted before it is left: a client that goes earlier was never a request.
+        wait_for(lambda: pd.metric("baton_requests_waiting") + pd.metric("baton_requests_running") >= len(sockets), 10, "accepted", 0.002)
     for s in sockets:
         s.close()
     all_free(pd)
@@ -221,7 +222,7 @@ def test_client_disconnect_frees_both_roles(pd, phase, stream):
 
 def test_client_disconnect_during_the_pull():
     with Server(env={"BATON_ALLOW_FAULT_HOOKS": "true"}) as server:
-        server.launch("1p1d", fault="pull_delay_ms=1500")
+        server.launch("1p1d", fault="pull_delay_ms=3000")
         s = raw_post(server, {"model": UID, "prompt": LONG, "max_tokens": 50, "ignore_eos": True, "stream": True})
         wait_for(lambda: server.metric("baton_requests_running") == 1, 20, "first token is out, the pull is not done", 0.005)
         s.close()

@@ -63,7 +63,7 @@ class TransferThread {
         std::function<void(uint64_t pull, bool equal)> pull_verified;
         std::function<void(uint64_t copy, bool ok)> store_copied;
         /// A pull over shared memory is about to end: the prefill replica is in its last layers. May be null.
-        std::function<void()> pull_near;
+        std::function<void()> pull_near{};
     };
     static std::unique_ptr<TransferThread> start(SharedPool& own, Callbacks callbacks);
     virtual ~TransferThread() = default;  ///< joins
