@@ -32,6 +32,7 @@ namespace baton::supervisor {
 namespace {
 
 constexpr int64_t kWorkerStopMs = 5'000;
+constexpr int64_t kCloseMs = 300;
 
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
 class Supervisor {
@@ -60,6 +61,9 @@ class Supervisor {
         }
         await_signal();
         io_.run();
+        // Links that were told to close do so now; a peer that does not read does not hold the process up.
+        io_.restart();
+        io_.run_for(std::chrono::milliseconds(kCloseMs));
         server_->close();
         text_.join();
         background_.join();
