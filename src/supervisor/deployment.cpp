@@ -245,7 +245,6 @@ void Deployment::on_links(Slot& s, const wire::LinkState& state) {
         router_->link_state(steady_now(), s.target(), other->target(), item.up);
         if (item.up) log::info("xavier.pair_up", {{"model_uid", uid()}, {"decode", s.id.value - 1}, {"prefill", other->id.value - 1}, {"mover", item.mover}});
         else if (!item.reason.empty()) event("WARNING", "link of replicas " + std::to_string(s.id.value - 1) + " and " + std::to_string(other->id.value - 1) + ": " + item.reason);
-        if (!item.up && launch_done_ && probes_left_ == 0 && !item.reason.empty() && item.mover.empty()) log::warn("launch.link", {{"reason", item.reason}});
     }
     pump();
     check_ready();
@@ -436,13 +435,6 @@ void Deployment::worker_stats(const std::string& address, const wire::WorkerStat
 }
 
 // ---- end --------------------------------------------------------------------------------------------------------------
-
-void Deployment::set_draining(bool on) {
-    if (over()) return;
-    for (Slot& s : slots_)
-        if (s.state == SlotState::kUp) router_->replica_draining(steady_now(), s.target(), on);
-    pump();
-}
 
 void Deployment::terminate(std::function<void()> done) {
     terminate_done_ = std::move(done);

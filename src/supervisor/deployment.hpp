@@ -68,7 +68,6 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
         Workers& workers;
         const config::SupervisorSettings& settings;
         std::string control_unix;   ///< where replicas of this host connect
-        std::string run_dir;
         std::function<uint64_t()> next_epoch;
         std::function<SequenceId()> next_sequence;
         ObjectCounts& counts;
@@ -96,8 +95,6 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] Expected<SequenceId> submit(wire::Sequence sequence, TimeMs deadline, SequenceEvents events);
     void abort(SequenceId id, std::string_view reason);
     [[nodiscard]] bool ready() const { return state_ == DeploymentState::kReady && router_ && router_->ready(); }
-
-    void set_draining(bool on);
 
     [[nodiscard]] const std::string& uid() const { return request_.model_uid; }
     [[nodiscard]] DeploymentState state() const { return state_; }

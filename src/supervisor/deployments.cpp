@@ -106,7 +106,7 @@ void Deployments::launch_inspected(config::LaunchRequest request, model::ModelIn
     request.model_uid = *uid;
     for (size_t i = 0; i < request.placements.size(); ++i)
         if (request.placements[i].replica_uid.empty()) request.placements[i].replica_uid = *uid + "-" + std::to_string(i);
-    Deployment::Services s{services_.io,          services_.workers, services_.settings, services_.control_unix, services_.run_dir,
+    Deployment::Services s{services_.io,          services_.workers, services_.settings, services_.control_unix,
                            [this] { return ++last_epoch_; }, [this] { return SequenceId{++last_sequence_}; }, counts_};
     const auto deployment = std::make_shared<Deployment>(std::move(s), std::move(request), std::move(info));
     all_[*uid] = deployment;
@@ -181,11 +181,6 @@ void Deployments::shut_down(std::function<void()> done) {
         d->terminate(one);
     }
     one();
-}
-
-void Deployments::set_draining() {
-    for (const auto& [uid, d] : all_)
-        if (d->ready()) services_.models.remove(uid);
 }
 
 // ---- state file -------------------------------------------------------------------------------------------------------

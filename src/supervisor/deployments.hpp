@@ -23,7 +23,6 @@ class Deployments {
         Workers& workers;
         ModelDirectory& models;
         std::string control_unix;
-        std::string run_dir;
         std::function<void(std::string reason)> fatal;  ///< ends the process with an error
     };
     using LaunchDone = std::function<void(Expected<std::string> uid)>;
@@ -38,7 +37,6 @@ class Deployments {
     [[nodiscard]] Expected<void> cancel(const std::string& uid);
     /// Ends everything without touching the state file; `done` when the last process is gone.
     void shut_down(std::function<void()> done);
-    void set_draining();
 
     /// Relaunches what the state file records, then the start-up deployments of the settings.
     void start_recorded();

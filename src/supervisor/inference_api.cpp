@@ -207,13 +207,17 @@ Expected<std::shared_ptr<const ServedModel>> InferenceApi::model_of(const std::s
     return fail(ErrorCode::kNotFound, "answered");
 }
 
-void InferenceApi::prepare_chat(Prepared prepared, std::string_view body) {
-    http::Exchange& exchange = *prepared.exchange;
+openai::ParseOptions InferenceApi::parse_options(const http::Exchange& exchange) const {
     openai::ParseOptions parse;
     parse.default_model = services_.settings.default_model;
     parse.header_request_id = std::string(exchange.request().header("x-request-id"));
     parse.strict_fields = services_.settings.strict_fields;
-    auto request = openai::parse_chat_request(body, parse);
+    return parse;
+}
+
+void InferenceApi::prepare_chat(Prepared prepared, std::string_view body) {
+    http::Exchange& exchange = *prepared.exchange;
+    auto request = openai::parse_chat_request(body, parse_options(exchange));
     if (!request) return respond_error(exchange, request.error());
     auto model = model_of(request->model, exchange);
     if (!model) return;
@@ -240,11 +244,7 @@ void InferenceApi::prepare_chat(Prepared prepared, std::string_view body) {
 
 void InferenceApi::prepare_completion(Prepared prepared, std::string_view body) {
     http::Exchange& exchange = *prepared.exchange;
-    openai::ParseOptions parse;
-    parse.default_model = services_.settings.default_model;
-    parse.header_request_id = std::string(exchange.request().header("x-request-id"));
-    parse.strict_fields = services_.settings.strict_fields;
-    auto request = openai::parse_completion_request(body, parse);
+    auto request = openai::parse_completion_request(body, parse_options(exchange));
     if (!request) return respond_error(exchange, request.error());
     auto model = model_of(request->model, exchange);
     if (!model) return;

@@ -54,6 +54,7 @@ class InferenceApi {
     void handle(std::shared_ptr<http::Exchange> exchange, bool chat);
     void prepare(std::shared_ptr<http::Exchange> exchange, std::string body, bool chat);
     [[nodiscard]] Expected<std::shared_ptr<const ServedModel>> model_of(const std::string& uid, http::Exchange& exchange);
+    [[nodiscard]] openai::ParseOptions parse_options(const http::Exchange& exchange) const;
     void prepare_chat(Prepared prepared, std::string_view body);
     void prepare_completion(Prepared prepared, std::string_view body);
     void finish_prepare(Prepared prepared, const openai::GenerationOptions& options, std::vector<std::vector<TokenId>> prompts);

@@ -78,7 +78,7 @@ class Supervisor {
         net::Endpoint at{run_dir_ + "/control.sock", settings_.link_address};
         BATON_TRY_ASSIGN(listener_, net::Listener::listen(io_, at, {"supervisor", "supervisor", secret_},
                                                           [this](std::shared_ptr<net::Connection> link) { on_link(std::move(link)); }));
-        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, run_dir_, [this](std::string reason) { fatal(std::move(reason)); }});
+        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, [this](std::string reason) { fatal(std::move(reason)); }});
         inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_, workers_, [this] { return server_->address(); },
                                                                      [this] { return draining_; },
