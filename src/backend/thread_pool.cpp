@@ -97,10 +97,11 @@ void ThreadPool::finish(uint32_t chunks) {
 }
 
 bool ThreadPool::await_job(uint32_t seen) {
-    const auto changed = [&] { return signal_.load(std::memory_order_acquire) != seen; };
+    // `stop_` belongs to the condition: the signal that came with it may be the one already seen.
+    const auto changed = [&] { return signal_.load() != seen || stop_.load(); };
     if (!spin_until(changed)) {
         sleepers_.fetch_add(1);
-        while (signal_.load() == seen) futex_wait(signal_, seen);
+        while (!changed()) futex_wait(signal_, seen);
         sleepers_.fetch_sub(1);
     }
     return !stop_.load();

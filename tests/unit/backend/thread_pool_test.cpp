@@ -49,6 +49,20 @@ TEST(ThreadPool, WakesWorkersThatSleep) {
     }
 }
 
+// The end of a pool falls into every moment of a worker's loop, also right after its last job.
+TEST(ThreadPool, EndsWheneverItIsAskedTo) {
+    std::atomic<uint32_t> sum{0};
+    uint32_t expected = 0;
+    for (uint32_t round = 0; round < 4000; ++round) {
+        ThreadPool pool(2 + round % 3);
+        for (uint32_t job = 0; job < round % 4; ++job) {
+            pool.run(3, [&](uint32_t, uint32_t) { sum.fetch_add(1, std::memory_order_relaxed); });
+            expected += 3;
+        }
+    }
+    EXPECT_EQ(sum.load(), expected);
+}
+
 TEST(ThreadPool, ManyPoolsOnFewCoresGoOn) {
     std::vector<std::thread> callers;
     std::atomic<uint64_t> total{0};

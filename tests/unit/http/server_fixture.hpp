@@ -27,6 +27,10 @@ class Event {
         std::unique_lock lock(mutex_);
         return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return set_; });
     }
+    bool is_set() {
+        const std::lock_guard lock(mutex_);
+        return set_;
+    }
 
   private:
     std::mutex mutex_;
