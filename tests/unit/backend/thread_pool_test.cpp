@@ -53,7 +53,7 @@ TEST(ThreadPool, WakesWorkersThatSleep) {
 TEST(ThreadPool, EndsWheneverItIsAskedTo) {
     std::atomic<uint32_t> sum{0};
     uint32_t expected = 0;
-    for (uint32_t round = 0; round < 4000; ++round) {
+    for (uint32_t round = 0; round < 12000; ++round) {
         ThreadPool pool(2 + round % 3);
         for (uint32_t job = 0; job < round % 4; ++job) {
             pool.run(3, [&](uint32_t, uint32_t) { sum.fetch_add(1, std::memory_order_relaxed); });
