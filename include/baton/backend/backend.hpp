@@ -6,11 +6,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "baton/backend/plan.hpp"
 #include "baton/base/error.hpp"
 #include "baton/base/ids.hpp"
 #include "baton/kv/layout.hpp"
+#include "baton/wire/messages.hpp"
 
 namespace baton::backend {
 
@@ -20,6 +22,11 @@ struct Slice {
     uint32_t position = 0;
     std::span<const BlockId> blocks;  ///< covers positions 0 … position + tokens - 1, block_tokens each
     bool logits = false;              ///< compute the logits of the slice's last row
+    // The rest is read by DeviceBackend alone, which samples by itself.
+    const wire::Sequence* sequence = nullptr;  ///< with `logits`: what to sample by; read during submit only
+    uint32_t state = 0;     ///< row of the device's state of this sequence, < max_batch_slices; stays while it runs
+    uint32_t pending = 0;   ///< tokens that unfinished steps sample for this sequence and `emitted` lacks: 0 or 1. With 1
+                            ///< the slice's one row is that token, and its id in Batch::tokens is not read.
 };
 
 /// One engine step: prefill chunks and decode rows side by side.
@@ -46,6 +53,30 @@ class Backend {
     /// Reads the weights once, so that a step that follows soon finds them in the caches. For a replica that waits for a
     /// hand-off with nothing else to do: its first step would otherwise read all of them from memory.
     virtual void warm() {}
+};
+
+/// A backend whose device runs steps on its own, one ahead of the host, and samples there. One engine thread calls it.
+/// Numerics (docs/ENGINE.md): bitwise as Backend promises where made with `deterministic`; else kernels may differ by
+/// batch size, and tokens only where two logits nearly tie.
+class DeviceBackend {
+  public:
+    virtual ~DeviceBackend() = default;
+    [[nodiscard]] virtual const ModelShape& shape() const = 0;
+    [[nodiscard]] virtual const kv::PoolLayout& kv_layout() const = 0;
+    /// Name for logs, e.g. "cuda 0 NVIDIA H200, bf16".
+    [[nodiscard]] virtual std::string describe() const = 0;
+    /// Bytes of device memory it holds: weights, pool and buffers.
+    [[nodiscard]] virtual uint64_t memory_bytes() const = 0;
+    /// Steps that may be submitted before the oldest is collected.
+    static constexpr uint32_t kDepth = 2;
+    /// Queues a step and returns without waiting for it; copies what it needs of `batch`. A slice with `logits` has a
+    /// `sequence`. The first slice of a state row after another sequence used it must have `pending` 0.
+    virtual Expected<void> submit(const Batch& batch) = 0;
+    /// Waits for the oldest step that was not collected; gives one token per slice with `logits`, in order. After an
+    /// error (a device fault) the backend is of no more use.
+    virtual Expected<void> collect(std::vector<wire::Token>& tokens) = 0;
+    /// True when collect would not wait.
+    [[nodiscard]] virtual bool ready() const = 0;
 };
 
 struct CpuOptions {
