@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "baton/backend/device_pool.hpp"
 #include "baton/backend/plan.hpp"
 #include "baton/base/error.hpp"
 #include "baton/base/ids.hpp"
@@ -27,6 +28,9 @@ struct Slice {
     uint32_t state = 0;     ///< row of the device's state of this sequence, < max_batch_slices; stays while it runs
     uint32_t pending = 0;   ///< tokens that unfinished steps sample for this sequence and `emitted` lacks: 0 or 1. With 1
                             ///< the slice's one row is that token, and its id in Batch::tokens is not read.
+    uint64_t* progress = nullptr;  ///< word in memory given to share_words; null: nobody watches
+    uint64_t progress_base = 0;    ///< after some or all layers the device stores base + (layers done << 48) there, release
+                                   ///< order at system scope, after the KV of those layers; the last store says all layers
 };
 
 /// One engine step: prefill chunks and decode rows side by side.
@@ -75,6 +79,10 @@ class DeviceBackend {
     /// Waits for the oldest step that was not collected; gives one token per slice with `logits`, in order. After an
     /// error (a device fault) the backend is of no more use.
     virtual Expected<void> collect(std::vector<wire::Token>& tokens) = 0;
+    /// Makes host memory that other processes map too writable for the device; Slice::progress points into it.
+    virtual Expected<void> share_words(std::span<std::byte> memory) = 0;
+    /// The pool for the movers; lives as long as the backend.
+    [[nodiscard]] virtual DevicePool& pool() = 0;
     /// True when collect would not wait.
     [[nodiscard]] virtual bool ready() const = 0;
 };
