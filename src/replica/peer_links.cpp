@@ -122,6 +122,7 @@ void PeerLinks::accepted(std::shared_ptr<net::Connection> connection) {
     if (closed_) return connection->close();
     auto link = std::make_shared<Link>();
     link->connection = std::move(connection);
+    strangers_.insert(link);
     attach(link);
 }
 
@@ -162,6 +163,7 @@ void PeerLinks::on_message(const LinkPtr& link, net::Connection::Received receiv
 
 void PeerLinks::on_hello(const LinkPtr& link, const wire::LinkHello& hello, std::vector<UniqueFd> fds) {
     link->greeted = true;
+    strangers_.erase(link);
     wire::LinkHello own = own_hello();
     own.wants_map = own.wants_map && link->connection->remote() == "unix";
     if (hello.self.replica.value == 0 || (link->dialled && hello.self != link->peer))
@@ -227,6 +229,7 @@ void PeerLinks::set_down(const LinkPtr& link, const std::string& reason) {
 
 void PeerLinks::on_close(const LinkPtr& link, const Error& error) {
     if (closed_) return;
+    strangers_.erase(link);
     if (link->reason.empty()) link->reason = error.message;
     set_down(link, link->reason);
     const auto it = links_.find(link->peer.replica);
@@ -254,7 +257,9 @@ void PeerLinks::close() {
     alive_.reset();
     listener_.reset();
     for (const auto& [id, link] : links_) link->connection->close();
+    for (const LinkPtr& link : strangers_) link->connection->close();
     links_.clear();
+    strangers_.clear();
 }
 
 }  // namespace baton::replica

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,7 @@ class PeerLinks {
     std::unique_ptr<net::Listener> listener_;
     std::map<ReplicaId, wire::Peer> wanted_;   ///< decode: prefill peers to be linked with
     std::map<ReplicaId, LinkPtr> links_;       ///< the newest link of each peer slot
+    std::set<LinkPtr> strangers_;              ///< accepted, not yet greeted
     std::map<ReplicaId, int> dial_failures_;
     bool closed_ = false;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -216,6 +216,7 @@ class Replica {
     }
 
     void on_supervisor_message(wire::Message message) {
+        if (stopping_) return;
         if (const auto* peers = std::get_if<wire::Peers>(&message)) return links_->set_peers(*peers);
         if (std::holds_alternative<wire::Refused>(message)) {
             log::error("replica.refused", {{"reason", std::get<wire::Refused>(message).reason}});
@@ -273,6 +274,7 @@ class Replica {
     }
 
     void on_store_message(net::Connection::Received received) {
+        if (stopping_) return;  // it was on its way; the transfer thread is gone
         if (const auto* ready = std::get_if<wire::StoreReady>(&received.message)) {
             if (ready->slots == 0 || received.fds.empty()) return;
             if (auto set = transfer_->set_store(std::move(received.fds.front()), ready->slots, ready->slot_bytes); !set) {

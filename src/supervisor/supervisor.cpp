@@ -161,6 +161,7 @@ class Supervisor {
     }
 
     void fatal(std::string reason) {
+        if (draining_) return;  // what a stop cut short is no fault
         log::error("supervisor.fatal", {{"reason", reason}});
         std::fprintf(stderr, "baton: %s\n", reason.c_str());
         exit_code_ = 1;

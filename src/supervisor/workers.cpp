@@ -7,19 +7,23 @@
 namespace baton::supervisor {
 
 void Workers::connected(std::shared_ptr<net::Connection> link) {
-    // The address is known with WorkerReady, the first message.
+    // The address is known with WorkerReady, the first message. The handlers do not own their link: it lives while it is
+    // read from, and must not outlive the process's other parts because it owns itself.
     auto address = std::make_shared<std::string>();
-    link->start({[this, address, link](net::Connection::Received r) {
+    const std::weak_ptr<net::Connection> weak = link;
+    link->start({[this, address, weak](net::Connection::Received r) {
+                     const auto own = weak.lock();
+                     if (!own) return;
                      if (const auto* ready = std::get_if<wire::WorkerReady>(&r.message)) {
                          if (address->empty()) {
                              *address = ready->address;
                              Worker& w = workers_[*address];
-                             if (w.link && w.link != link) w.link->close();
+                             if (w.link && w.link != own) w.link->close();
                              w = Worker{};
                              w.address = *address;
-                             w.link = link;
+                             w.link = own;
                              w.registered_unix = std::time(nullptr);
-                             w.local = link->remote() == "unix";
+                             w.local = own->remote() == "unix";
                          }
                          workers_[*address].ready = *ready;
                          log::info("worker.registered", {{"address", *address}, {"gpus", ready->gpus.size()}});
@@ -28,9 +32,9 @@ void Workers::connected(std::shared_ptr<net::Connection> link) {
                      }
                      if (!address->empty()) on_message(*address, r.message);
                  },
-                 [this, address, link](const Error& e) {
+                 [this, address, weak](const Error& e) {
                      const auto it = workers_.find(*address);
-                     if (it == workers_.end() || it->second.link != link) return;
+                     if (it == workers_.end() || it->second.link != weak.lock()) return;
                      log::warn("worker.lost", {{"address", *address}, {"reason", e.message}});
                      workers_.erase(it);
                      events_.lost(*address);
