@@ -1,7 +1,7 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -226,7 +226,7 @@ class Vm {
     int macro_depth_ = 0;
     size_t loops_ = 0;
     size_t work_ = 0;
-    std::chrono::steady_clock::time_point deadline_;
+    int64_t cpu_ms_end_;  ///< CPU time of this thread at which rendering has taken too long
     // Namespaces and scopes that values may point back to, so that cycles are cut at the end.
     std::vector<std::shared_ptr<NamespaceObject>> namespaces_;
     std::vector<std::shared_ptr<Scope>> captured_;

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <set>
 
 #include "baton/openai/json.hpp"
@@ -382,14 +382,13 @@ TEST(ParseRequest, BodiesThatAreNoObjects) {
                                   "{\"a\":1,}",
                                   "{/**/}",
                                   "{\"a\":" + std::string(1'000'000, '9') + "}"}) {
-        const auto start = std::chrono::steady_clock::now();
+        const std::clock_t start = std::clock();
         EXPECT_FALSE(check_json_object(body).has_value()) << body.substr(0, 40);
         const auto chat_result = parse_chat_request(body, {});
         ASSERT_FALSE(chat_result.has_value());
         EXPECT_EQ(chat_result.error().code, ErrorCode::kInvalidArgument);
         EXPECT_LT(chat_result.error().message.size(), 200u);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5))
-            << body.substr(0, 40);
+        EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 5) << body.substr(0, 40);
     }
     EXPECT_TRUE(check_json_object(" {\"a\":\"\\u0000\\ud83d\\ude00\"}\r\n").has_value());
 }
@@ -407,9 +406,9 @@ TEST(ParseRequest, AHundredThousandKeysAreNotQuadratic) {
     for (int i = 0; i < 300'000; ++i)
         body += (i == 0 ? "\"k" : ",\"k") + std::to_string(i) + "\":0";
     body += "}}";
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     EXPECT_TRUE(check_json_object(body).has_value());
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 10);
 }
 
 TEST(ParseRequest, MessagesWithHostileTextAreEscapedAndShort) {

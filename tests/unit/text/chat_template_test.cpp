@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -83,11 +83,11 @@ TEST(ChatTemplate, HostileTemplatesFailFast) {
     const std::string path = std::string(BATON_SHARED_DATA) + "/templates/bombs.json";
     if (!std::filesystem::exists(path)) GTEST_SKIP() << "no shared data: " << path;
     for (const auto& bomb : nlohmann::json::parse(read_file(path))) {
-        const auto start = std::chrono::steady_clock::now();
+        const std::clock_t start = std::clock();
         const auto result = render(bomb["t"].get<std::string>(), bomb["ctx"].dump());
-        const auto took = std::chrono::steady_clock::now() - start;
+        const std::clock_t took = std::clock() - start;
         EXPECT_FALSE(result) << bomb["id"];
-        EXPECT_LT(took, std::chrono::seconds(10)) << bomb["id"];
+        EXPECT_LT(took / CLOCKS_PER_SEC, 10) << bomb["id"];
     }
 }
 
@@ -155,11 +155,10 @@ TEST(ChatTemplate, EveryResourceIsBounded) {
         "ns.x = namespace(y=ns) %}{% endfor %}{% endfor %}",
     };
     for (const std::string& bomb : bombs) {
-        const auto start = std::chrono::steady_clock::now();
+        const std::clock_t start = std::clock();
         const auto result = render(bomb, R"({"a": [1]})");
         EXPECT_FALSE(result) << bomb.substr(0, 200);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10))
-            << bomb.substr(0, 200);
+        EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 10) << bomb.substr(0, 200);
     }
 }
 

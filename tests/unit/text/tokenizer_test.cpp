@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -438,9 +438,9 @@ TEST_F(Qwen3, AMebibyteOfOneCharacterIsNotSlow) {
     for (const char* unit : {"a", " ", "\n", "0", "=", "あ", "'", "\xCC\x81"}) {
         std::string text;
         while (text.size() < (1U << 20)) text += unit;
-        const auto start = std::chrono::steady_clock::now();
+        const std::clock_t start = std::clock();
         const Ids ids = tokenizer_->encode(text, true, false);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10)) << unit;
+        EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 10) << unit;
         EXPECT_FALSE(ids.empty());
     }
 }
