@@ -11,7 +11,7 @@ import time
 
 import httpx
 import pytest
-from harness import BINARY, MODEL, UID, Server, StreamError, alive, free_port, wait_for
+from harness import BINARY, MODEL, PATIENCE, UID, Server, StreamError, alive, free_port, wait_for
 
 LONG = " ".join(f"word{i}" for i in range(380))
 
@@ -84,7 +84,7 @@ def test_prefill_killed_mid_prefill_completes_with_the_undisturbed_text(two, att
     thread = threading.Thread(target=lambda: result.update(text=stream_text(two, prompt, max_tokens=16)))
     thread.start()
     kill(serving_pid(two, "prefill"))
-    thread.join(30)
+    thread.join(30 * PATIENCE)
     two.wait_ready()
     assert result["text"] == undisturbed(two, prompt, max_tokens=16)
     all_free(two)
@@ -95,7 +95,7 @@ def test_replicas_killed_idle_come_back(two):
     before = two.pids()
     for pid in before:
         kill(pid)
-    wait_for(lambda: two.http.get("/ready").status_code == 503, 2, "the loss is noticed")
+    wait_for(lambda: not set(before) & set(two.pids()), 2, "the loss is noticed")
     two.wait_ready()
     assert not set(before) & set(two.pids())
     assert undisturbed(two, "After the storm", max_tokens=8)
@@ -124,7 +124,7 @@ def test_only_decode_replica_lost_gives_a_clear_error_within_two_seconds():
 
         with pytest.raises(StreamError, match="decode"):
             stream_text(server, "Alone", on_chunk, max_tokens=400)
-        assert time.monotonic() - died[0] < 2
+        assert time.monotonic() - died[0] < 2 * PATIENCE
         r = server.http.post("/v1/completions", json={"model": UID, "prompt": "x", "max_tokens": 2})
         if r.status_code != 200:  # unless it is back already
             assert r.status_code == 503 and "Both prefill and decode replicas must be available" in r.json()["detail"]
@@ -148,7 +148,7 @@ def test_only_prefill_replica_lost_in_mid_prefill_is_computed_on_decode():
         thread = threading.Thread(target=ask)
         thread.start()
         kill(serving_pid(server, "prefill"))
-        thread.join(30)
+        thread.join(30 * PATIENCE)
         server.wait_ready()
         assert result.get("text") == undisturbed(server, LONG, max_tokens=8), result
         assert server.metric("baton_fallbacks_total") >= 1
@@ -186,9 +186,9 @@ def test_sigterm_lets_running_streams_finish():
         wait_for(lambda: server.metric("baton_requests_running") == 1, 5, "it runs", 0.005)
         tree = server.tree()
         server.process.send_signal(signal.SIGTERM)
-        thread.join(30)
+        thread.join(30 * PATIENCE)
         assert len(result["text"]) > 60
-        assert server.process.wait(20) == 0
+        assert server.process.wait(20 * PATIENCE) == 0
         assert not any(alive(p) for p in tree)
 
 
@@ -223,7 +223,7 @@ def test_client_disconnect_frees_both_roles(pd, phase, stream):
 def test_client_disconnect_during_the_pull():
     with Server(env={"BATON_ALLOW_FAULT_HOOKS": "true"}) as server:
         server.launch("1p1d", fault="pull_delay_ms=3000")
-        s = raw_post(server, {"model": UID, "prompt": LONG, "max_tokens": 50, "ignore_eos": True, "stream": True})
+        s = raw_post(server, {"model": UID, "prompt": "A short one", "max_tokens": 50, "ignore_eos": True, "stream": True})
         wait_for(lambda: server.metric("baton_requests_running") == 1, 20, "first token is out, the pull is not done", 0.005)
         s.close()
         all_free(server)
@@ -298,7 +298,7 @@ def test_workers_of_two_pretended_hosts_use_tcp_and_survive_a_supervisor_restart
         for w in workers:
             w.send_signal(signal.SIGTERM)
         for w in workers:
-            w.wait(10)
+            w.wait(10 * PATIENCE)
         os.environ.pop("BATON_LINK_SECRET", None)
 
 
@@ -313,7 +313,11 @@ def test_a_new_worker_holds_none_of_the_supervisors_sockets():
 
         def tcp_sockets(pid):
             inodes = {line.split()[9] for line in open("/proc/net/tcp").readlines()[1:] if int(line.split()[1].split(":")[1], 16) == server.port}
-            return [fd for fd in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[").rstrip("]") in inodes]
+            links = []
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            return [link for link in links if link.removeprefix("socket:[").rstrip("]") in inodes]
 
         assert tcp_sockets(server.process.pid)
         assert not tcp_sockets(worker)

@@ -159,7 +159,7 @@ TEST(Listener, ProofCannotBeReflected) {
 
 TEST(Listener, HalfOpenAndSlowPeersAreDropped) {
     io_context io;
-    Door door(io, 150);
+    Door door(io, 600);
     const UniqueFd mute = door.raw(), slow = door.raw();
     write_all(slow.get(), "BTN", 3);
     ASSERT_TRUE(pump(io, [&] { return ended(mute.get()) && ended(slow.get()) && door.listener->refused() == 2; }));
