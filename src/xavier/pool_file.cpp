@@ -73,28 +73,15 @@ FileHeader header_of(const FilePlan& plan, const kv::PoolLayout& layout, uint32_
     wire::LinkHello described;
     described.layout = to_wire(layout);
     const std::vector<std::byte> text = wire::encode(described);
-    return {kMagic,    kVersion,  progress_slots,      plan.slots, plan.generations,
-            plan.pool, layout.pool_bytes(), plan.bytes, checksum64(text)};
+    return {kMagic,    kVersion,        progress_slots, plan.slots, plan.generations,
+            plan.pool, plan.pool_bytes, plan.bytes,     checksum64(text)};
 }
 
-}  // namespace
-
-FilePlan plan_file(const kv::PoolLayout& layout, uint32_t progress_slots) {
-    FilePlan p;
-    p.slots = kPageBytes;
-    p.generations = round_up(p.slots + progress_slots * kSlotBytes, kPageBytes);
-    p.pool = round_up(p.generations + layout.blocks * sizeof(Generation), kHugePageBytes);
-    p.bytes = round_up(p.pool + layout.pool_bytes(), kPageBytes);
-    return p;
-}
-
-// ---- the writable end --------------------------------------------------------------------------------------------
-
-Expected<std::unique_ptr<SharedPool>> SharedPool::create(const kv::PoolLayout& layout, uint32_t progress_slots) {
+Expected<std::unique_ptr<SharedPool>> make_file(const kv::PoolLayout& layout, uint32_t progress_slots, bool words_only) {
     BATON_TRY(check_layout(layout));
     if (progress_slots == 0 || progress_slots > kProgressSlotsMax)
         return fail(ErrorCode::kInvalidArgument, "progress slots must be within 1.." + std::to_string(kProgressSlotsMax));
-    const FilePlan plan = plan_file(layout, progress_slots);
+    const FilePlan plan = plan_file(layout, progress_slots, words_only);
     BATON_TRY_ASSIGN(UniqueFd fd, make_memfd("baton-kv", plan.bytes));
     BATON_TRY_ASSIGN(Mapping map, Mapping::map_fd(fd.get(), plan.bytes, true));
     // Peers get a descriptor that cannot be mapped writable. Without /proc they get this one; they map read-only anyway.
@@ -106,6 +93,34 @@ Expected<std::unique_ptr<SharedPool>> SharedPool::create(const kv::PoolLayout& l
     return pool;
 }
 
+}  // namespace
+
+FilePlan plan_file(const kv::PoolLayout& layout, uint32_t progress_slots, bool words_only) {
+    FilePlan p;
+    p.slots = kPageBytes;
+    p.generations = round_up(p.slots + progress_slots * kSlotBytes, kPageBytes);
+    const size_t words_end = p.generations + layout.blocks * sizeof(Generation);
+    p.pool = round_up(words_end, words_only ? kPageBytes : kHugePageBytes);
+    p.pool_bytes = words_only ? 0 : layout.pool_bytes();
+    p.bytes = round_up(p.pool + p.pool_bytes, kPageBytes);
+    return p;
+}
+
+uint64_t progress_base(uint32_t chunk_begin, uint32_t chunk_end) {
+    BATON_CHECK(chunk_begin <= chunk_end && chunk_end <= kProgressTokensMax);
+    return pack({chunk_begin, chunk_end, 0});
+}
+
+// ---- the writable end --------------------------------------------------------------------------------------------
+
+Expected<std::unique_ptr<SharedPool>> SharedPool::create(const kv::PoolLayout& layout, uint32_t progress_slots) {
+    return make_file(layout, progress_slots, false);
+}
+
+Expected<std::unique_ptr<SharedPool>> SharedPool::create_words(const kv::PoolLayout& layout, uint32_t progress_slots) {
+    return make_file(layout, progress_slots, true);
+}
+
 PoolFile::PoolFile(FilePlan plan, kv::PoolLayout layout, uint32_t progress_slots, Mapping map, UniqueFd fd)
     : plan_(plan),
       layout_(std::move(layout)),
@@ -113,13 +128,22 @@ PoolFile::PoolFile(FilePlan plan, kv::PoolLayout layout, uint32_t progress_slots
       map_(std::move(map)),
       fd_(std::move(fd)),
       base_(map_.mutable_bytes().data()),
-      pool_(map_.mutable_bytes().subspan(plan.pool, layout_.pool_bytes())) {}
+      pool_(map_.mutable_bytes().subspan(plan.pool, plan.pool_bytes)) {}
 
 void PoolFile::initialise() {
     // Only a wish: most systems have huge pages for shared memory switched off.
-    ::madvise(pool_.data(), pool_.size(), MADV_HUGEPAGE);
+    if (!pool_.empty()) ::madvise(pool_.data(), pool_.size(), MADV_HUGEPAGE);
     const FileHeader header = header_of(plan_, layout_, progress_slots_);
     std::memcpy(base_, &header, sizeof header);
+}
+
+std::span<std::byte> PoolFile::words() {
+    return map_.mutable_bytes().subspan(plan_.slots, plan_.generations - plan_.slots);
+}
+
+uint64_t* PoolFile::progress_word(uint32_t slot) {
+    BATON_CHECK(slot < progress_slots_);
+    return reinterpret_cast<uint64_t*>(base_ + plan_.slots + slot * kSlotBytes + sizeof(uint64_t));
 }
 
 void PoolFile::open_progress(const pd::OpenProgress& open) {
@@ -197,7 +221,7 @@ Expected<PoolView> PoolView::map(UniqueFd fd, const kv::PoolLayout& layout, uint
     if (progress_slots == 0) progress_slots = header.progress_slots;
     if (progress_slots == 0 || progress_slots > kProgressSlotsMax)
         return fail(ErrorCode::kCorrupt, "peer's pool: bad count of progress slots");
-    const FilePlan plan = plan_file(layout, progress_slots);
+    const FilePlan plan = plan_file(layout, progress_slots, header.pool_bytes == 0);
     const FileHeader expected = header_of(plan, layout, progress_slots);
     if (std::memcmp(&header, &expected, sizeof header) != 0)
         return fail(ErrorCode::kCorrupt, "peer's pool: the file's header contradicts the handshake");

@@ -24,9 +24,10 @@ struct FilePlan {
     size_t slots = 0;
     size_t generations = 0;
     size_t pool = 0;
+    size_t pool_bytes = 0;  ///< 0: the pool lies on a device
     size_t bytes = 0;
 };
-[[nodiscard]] FilePlan plan_file(const kv::PoolLayout& layout, uint32_t progress_slots);
+[[nodiscard]] FilePlan plan_file(const kv::PoolLayout& layout, uint32_t progress_slots, bool words_only = false);
 
 inline constexpr uint32_t kProgressSlotsMax = 1u << 16;
 
@@ -38,7 +39,7 @@ struct FileHeader {
     uint64_t slots_offset = 0;
     uint64_t generations_offset = 0;
     uint64_t pool_offset = 0;
-    uint64_t pool_bytes = 0;
+    uint64_t pool_bytes = 0;  ///< of the layout, or 0: the pool lies on a device
     uint64_t file_bytes = 0;
     uint64_t layout_checksum = 0;  ///< checksum64 of a LinkHello frame with this layout and nothing else
 };
@@ -54,6 +55,8 @@ class PoolFile final : public SharedPool {
     void initialise();
 
     [[nodiscard]] std::span<std::byte> pool() override { return pool_; }
+    [[nodiscard]] std::span<std::byte> words() override;
+    [[nodiscard]] uint64_t* progress_word(uint32_t slot) override;
     [[nodiscard]] const kv::PoolLayout& layout() const override { return layout_; }
     [[nodiscard]] int fd() const override { return fd_.get(); }
     void open_progress(const pd::OpenProgress& open) override;
@@ -98,7 +101,9 @@ class PoolView {
     /// does not say what the handshake said. `progress_slots` 0 takes the header's word for it, within bounds.
     static Expected<PoolView> map(UniqueFd fd, const kv::PoolLayout& layout, uint32_t progress_slots);
 
-    [[nodiscard]] std::span<const std::byte> pool() const { return map_.bytes().subspan(plan_.pool, layout_.pool_bytes()); }
+    /// Empty when the file holds the words alone.
+    [[nodiscard]] std::span<const std::byte> pool() const { return map_.bytes().subspan(plan_.pool, plan_.pool_bytes); }
+    [[nodiscard]] bool words_only() const { return plan_.pool_bytes == 0; }
     [[nodiscard]] const kv::PoolLayout& layout() const { return layout_; }
     [[nodiscard]] uint32_t progress_slots() const { return progress_slots_; }
     [[nodiscard]] const uint32_t* doorbell() const;

@@ -19,13 +19,22 @@
 /// Xavier: KV movement between replicas (docs/XAVIER.md).
 namespace baton::xavier {
 
-/// The KV pool of a CPU replica: one memfd that holds a header, progress slots, generation words and the pool.
-/// Peers on the host map it read-only and copy from it. Progress words and generations are atomics in shared memory.
+/// What a replica shares of its KV pool with peers on the host: one memfd that holds a header, progress slots, generation
+/// words and, for a CPU replica, the pool. Peers map it read-only and copy from it. Progress words and generations are
+/// atomics in shared memory.
 class SharedPool {
   public:
     static Expected<std::unique_ptr<SharedPool>> create(const kv::PoolLayout& layout, uint32_t progress_slots);
+    /// The same file without pool bytes, for a pool that lies on a device. `layout` describes that pool.
+    static Expected<std::unique_ptr<SharedPool>> create_words(const kv::PoolLayout& layout, uint32_t progress_slots);
     virtual ~SharedPool() = default;
-    [[nodiscard]] virtual std::span<std::byte> pool() = 0;  ///< 64-byte aligned, layout().pool_bytes()
+    /// 64-byte aligned, layout().pool_bytes(); empty where the pool lies on a device.
+    [[nodiscard]] virtual std::span<std::byte> pool() = 0;
+    /// The memory that holds all progress words, whole pages: for backend::DeviceBackend::share_words.
+    [[nodiscard]] virtual std::span<std::byte> words() = 0;
+    /// The progress word of a slot, 8-byte aligned, within words(): for backend::Slice::progress. The device stores there
+    /// what set_progress() would, so the slot must not be given to another offer while a step that names it is unfinished.
+    [[nodiscard]] virtual uint64_t* progress_word(uint32_t slot) = 0;
     [[nodiscard]] virtual const kv::PoolLayout& layout() const = 0;
     [[nodiscard]] virtual int fd() const = 0;
 
@@ -41,6 +50,10 @@ class SharedPool {
     /// Mirrors a block's generation for readers.
     virtual void set_generation(BlockId block, Generation generation) = 0;
 };
+
+/// The progress word of a chunk [chunk_begin, chunk_end) none of whose layers is done, for backend::Slice::progress_base:
+/// each layer adds 1 << 48.
+[[nodiscard]] uint64_t progress_base(uint32_t chunk_begin, uint32_t chunk_end);
 
 /// Checksum of a block's bytes over its pages in (layer, k|v) order.
 [[nodiscard]] uint64_t block_checksum(std::span<const std::byte> pool, const kv::PoolLayout& layout, BlockId block);

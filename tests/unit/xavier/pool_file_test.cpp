@@ -31,6 +31,40 @@ TEST(SharedPool, IsAlignedZeroedAndReadOnlyForPeers) {
     EXPECT_EQ(PoolView::map(copy_of(pool->fd()), layout, 0)->progress_slots(), 8u);  // the header's word
 }
 
+TEST(SharedPool, WordsAloneForAPoolOnADevice) {
+    const auto layout = layout_of(PoolOrder::kKvFirst, 3000);
+    auto pool = SharedPool::create_words(layout, 100);
+    ASSERT_TRUE(pool) << pool.error().message;
+    EXPECT_TRUE((*pool)->pool().empty());
+    EXPECT_EQ((*pool)->layout(), layout);
+    const std::span<std::byte> words = (*pool)->words();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(words.data()) % 4096, 0u);
+    EXPECT_EQ(words.size() % 4096, 0u);
+    EXPECT_LT(words.size(), layout.blocks * sizeof(Generation));
+    auto view = PoolView::map(copy_of((*pool)->fd()), layout, 100);
+    ASSERT_TRUE(view) << view.error().message;
+    EXPECT_TRUE(view->words_only());
+    EXPECT_TRUE(view->pool().empty());
+    // What a device stores is what set_progress() stores, and it lies within words().
+    for (const uint32_t slot : {0u, 7u, 99u}) {
+        (*pool)->open_progress({slot, OfferId{slot + 1}, 60, {slot, 2999}, {4, 5}});
+        uint64_t* word = (*pool)->progress_word(slot);
+        ASSERT_GE(reinterpret_cast<std::byte*>(word), words.data());
+        ASSERT_LE(reinterpret_cast<std::byte*>(word + 1), words.data() + words.size());
+        std::atomic_ref<uint64_t>(*word).store(progress_base(16, 48) + (uint64_t{2} << 48), std::memory_order_release);
+        EXPECT_EQ(view->progress(slot, OfferId{slot + 1}), (Progress{16, 48, 2}));
+        const std::vector<uint32_t> blocks{slot, 2999};
+        const std::vector<Generation> generations{4, 5};
+        EXPECT_TRUE(view->still_valid(slot, OfferId{slot + 1}, blocks, generations));
+        (*pool)->set_generation(2999, 6);
+        EXPECT_FALSE(view->still_valid(slot, OfferId{slot + 1}, blocks, generations));
+        (*pool)->close_progress({slot, OfferId{slot + 1}});
+        EXPECT_FALSE(view->progress(slot, OfferId{slot + 1}));
+    }
+    EXPECT_FALSE(SharedPool::create_words(layout, 0));
+    EXPECT_FALSE(make_pool(layout)->words().empty());
+}
+
 TEST(SharedPool, RefusesImpossibleLayouts) {
     auto l = layout_of(PoolOrder::kUndescribed, 10);
     EXPECT_EQ(SharedPool::create(l, 8).error().code, ErrorCode::kUnsupported);
