@@ -35,9 +35,8 @@ void CpuBackend::warm() {
     constexpr size_t kLine = 64;
     std::atomic<uint32_t> sink{0};  // keeps the reads alive
     const auto touch = [&](const PackedMatrix& m) {
-        const std::byte* bytes = m.data.data();
         uint32_t sum = 0;
-        for (size_t at = 0; at < m.groups * m.group_bytes; at += kLine) sum += static_cast<uint32_t>(bytes[at]);
+        for (size_t at = 0; at < m.bytes(); at += kLine) sum += static_cast<uint32_t>(m.data[at]);
         sink.fetch_add(sum, std::memory_order_relaxed);
     };
     pool_.run(static_cast<uint32_t>(program_.layers.size()), [&](uint32_t layer, uint32_t) {
@@ -186,7 +185,7 @@ void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progres
     for (const Product& p : stage.products) {
         wants[static_cast<size_t>(kernels_.act_kind(p.weight.kind))] = true;
         groups += p.weight.groups;
-        bytes += p.weight.groups * p.weight.group_bytes;
+        bytes += p.weight.bytes();
     }
     bool appends = false;
     for (const RowOp& op : stage.before) appends = appends || std::holds_alternative<AppendOp>(op);

@@ -54,6 +54,7 @@ class CpuBackend final : public Backend {
 
     CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages,
                uint32_t threads);
+    [[nodiscard]] Expected<void> load_weights();
     [[nodiscard]] Expected<void> allot();
     [[nodiscard]] Expected<void> check(const Batch& batch, std::span<float> logits);
     [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index,
@@ -85,6 +86,7 @@ class CpuBackend final : public Backend {
     const Kernels& kernels_;
     KvPages pages_;
     ThreadPool pool_;
+    Buffer weights_;  ///< the image that program_ reads
     Program program_;
     Rope rope_;
     tensor::TensorView embedding_;

@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "backend/cpu_backend.hpp"
+#include "backend/weight_image.hpp"
 
 namespace baton::backend {
 
@@ -61,6 +62,10 @@ Expected<void> check_options(const CpuOptions& o) {
         return invalid("max_batch_slices must be within 1.." + std::to_string(kBatchTokensMax),
                        "max_batch_slices");
     return {};
+}
+
+uint32_t thread_count(const CpuOptions& o) {
+    return o.threads != 0 ? o.threads : std::min(usable_cores(), kThreadsMax);
 }
 
 }  // namespace
@@ -133,6 +138,24 @@ Expected<std::unique_ptr<Backend>> make_cpu_backend(const Plan& plan, const CpuO
     }
 }
 
+Expected<WeightImage> cpu_weight_image(const Plan& plan, const CpuOptions& options) {
+    BATON_TRY_ASSIGN(const Kernels* kernels, choose_kernels(options.isa));
+    BATON_TRY_ASSIGN(const Program program, lower(plan));
+    return WeightImage{program.image_bytes, image_key(program, options.model, kernels->name)};
+}
+
+Expected<void> fill_cpu_weights(const Plan& plan, const CpuOptions& options, int fd) {
+    BATON_TRY(check_options(options));
+    BATON_TRY_ASSIGN(const Kernels* kernels, choose_kernels(options.isa));
+    BATON_TRY_ASSIGN(const Program program, lower(plan));
+    try {
+        ThreadPool pool(thread_count(options));
+        return fill_image(program, image_key(program, options.model, kernels->name), fd, pool);
+    } catch (const std::exception& e) {  // no more threads or memory
+        return fail(ErrorCode::kOverloaded, std::string("cannot pack the weights: ") + e.what());
+    }
+}
+
 CpuBackend::CpuBackend(const CpuOptions& options, const Kernels& kernels, const KvPages& pages,
                        uint32_t threads)
     : options_(options), kernels_(kernels), pages_(pages), pool_(threads) {}
@@ -144,11 +167,11 @@ Expected<std::unique_ptr<CpuBackend>> CpuBackend::make(const Plan& plan, const C
         return invalid("the KV pool is not " + std::to_string(layout.pool_bytes()) +
                        " bytes at a multiple of 64");
     BATON_TRY_ASSIGN(const Kernels* kernels, choose_kernels(options.isa));
-    const uint32_t threads =
-        options.threads != 0 ? options.threads : std::min(usable_cores(), kThreadsMax);
+    const uint32_t threads = thread_count(options);
     std::unique_ptr<CpuBackend> b(
         new CpuBackend(options, *kernels, KvPages(layout, pool.data()), threads));
-    BATON_TRY_ASSIGN(b->program_, lower(plan, b->pool_));
+    BATON_TRY_ASSIGN(b->program_, lower(plan));
+    BATON_TRY(b->load_weights());
     BATON_TRY_ASSIGN(auto attention, AttentionRunner::make(plan.shape, b->pages_, *kernels, threads,
                                                            options.max_batch_slices));
     b->attention_ = std::make_unique<AttentionRunner>(std::move(attention));
@@ -157,6 +180,20 @@ Expected<std::unique_ptr<CpuBackend>> CpuBackend::make(const Plan& plan, const C
     b->storage_ = plan.storage;
     BATON_TRY(b->allot());
     return b;
+}
+
+/// Binds the program to the image of options_.weights_fd, or to one of its own.
+Expected<void> CpuBackend::load_weights() {
+    if (options_.weights_fd >= 0) {
+        const Digest key = image_key(program_, options_.model, kernels_.name);
+        BATON_TRY_ASSIGN(weights_, map_image(program_, key, options_.weights_fd));
+    } else {
+        BATON_TRY_ASSIGN(weights_, Buffer::make(program_.image_bytes, "weights"));
+        BATON_TRY(pack_weights(program_, weights_.data(), pool_));
+    }
+    bind_weights(program_, weights_.data());
+    program_.parts = {};  // they point into the plan
+    return {};
 }
 
 Expected<void> CpuBackend::allot() {

@@ -239,7 +239,7 @@ void pack_float_group(const tensor::TensorView& w, size_t g, std::byte* out) {
 
 }  // namespace
 
-Expected<PackedMatrix> pack(const tensor::TensorView& w, ThreadPool& pool) {
+Expected<PackedMatrix> packed_form(const tensor::TensorView& w) {
     const size_t block = tensor::block_shape(w.dtype).elements;
     if (w.shape[0] == 0 || w.shape[1] == 0 || w.shape[1] % block != 0 ||
         (w.dtype == DType::kBF16 && w.shape[1] % 2 != 0)) {
@@ -257,23 +257,27 @@ Expected<PackedMatrix> pack(const tensor::TensorView& w, ThreadPool& pool) {
     m.group_bytes = tensor::is_quantized(w.dtype)
                         ? m.cols / kBlockCols * block_layout(m.kind).bytes()
                         : kGroupRows * m.cols * tensor::block_shape(w.dtype).bytes;
-    BATON_TRY_ASSIGN(m.data, Buffer::make(m.groups * m.group_bytes, "weights"));
+    return m;
+}
+
+Expected<void> pack(const tensor::TensorView& w, const PackedMatrix& form, std::byte* out,
+                    ThreadPool& pool) {
     std::atomic<bool> ok{true};
     constexpr size_t kChunk = 16;
-    const auto chunks = static_cast<uint32_t>((m.groups + kChunk - 1) / kChunk);
+    const auto chunks = static_cast<uint32_t>((form.groups + kChunk - 1) / kChunk);
     pool.run(chunks, [&](uint32_t chunk, uint32_t) {
-        for (size_t g = chunk * kChunk; g < std::min(m.groups, (chunk + 1) * kChunk); ++g) {
-            std::byte* out = m.data.data() + g * m.group_bytes;
+        for (size_t g = chunk * kChunk; g < std::min(form.groups, (chunk + 1) * kChunk); ++g) {
+            std::byte* group = out + g * form.group_bytes;
             if (!tensor::is_quantized(w.dtype))
-                pack_float_group(w, g, out);
-            else if (!pack_int_group(w, m.kind, g, out))
+                pack_float_group(w, g, group);
+            else if (!pack_int_group(w, form.kind, g, group))
                 ok.store(false);
         }
     });
     if (!ok.load())
         return fail(ErrorCode::kUnsupported,
                     "tensor " + w.name + " has a block scale beyond the range of f16");
-    return m;
+    return {};
 }
 
 }  // namespace baton::backend

@@ -2,11 +2,19 @@
 
 #include <string>
 
+#include "backend/buffer.hpp"
+#include "backend/weight_image.hpp"
+
 namespace baton::backend {
 
 namespace {
 
 constexpr uint32_t kHeadDimMax = 256;
+constexpr size_t kMatrixAlign = 64;  // a cache line, and the widest vector
+
+size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
 
 tl::unexpected<Error> invalid(std::string message) {
     return fail(ErrorCode::kInvalidArgument, std::move(message));
@@ -23,10 +31,19 @@ Expected<std::vector<float>> read_vector(const tensor::TensorView& t, size_t n, 
     return out;
 }
 
+/// Gives `weight` the next place in the image.
+Expected<PackedMatrix> place(const tensor::TensorView& weight, Program& program) {
+    BATON_TRY_ASSIGN(PackedMatrix m, packed_form(weight));
+    m.offset = program.image_bytes;
+    program.image_bytes += round_up(m.bytes(), kMatrixAlign);
+    program.parts.push_back({&weight, m});
+    return m;
+}
+
 /// Lowers the steps of one layer, one after another.
 class LayerLowering {
   public:
-    LayerLowering(const ModelShape& shape, ThreadPool& pool) : shape_(shape), pool_(pool) {}
+    LayerLowering(const ModelShape& shape, Program& program) : shape_(shape), program_(program) {}
 
     Expected<void> operator()(const RmsNorm& s) {
         BATON_TRY_ASSIGN(NormOp op, norm(s));
@@ -53,7 +70,7 @@ class LayerLowering {
         if (s.bias) {
             BATON_TRY_ASSIGN(p.bias, read_vector(s.bias, s.weight.shape[0], "bias"));
         }
-        BATON_TRY_ASSIGN(p.weight, pack(s.weight, pool_));
+        BATON_TRY_ASSIGN(p.weight, place(s.weight, program_));
         stage_for(s).products.push_back(std::move(p));
         return {};
     }
@@ -147,7 +164,7 @@ class LayerLowering {
     }
 
     const ModelShape& shape_;
-    ThreadPool& pool_;
+    Program& program_;
     std::vector<Stage> stages_;
     uint32_t appends_ = 0;
 };
@@ -187,7 +204,15 @@ Expected<void> check_shape(const ModelShape& s) {
     return {};
 }
 
-Expected<Program> lower(const Plan& plan, ThreadPool& pool) {
+void bind_weights(Program& program, const std::byte* image) {
+    for (auto& stages : program.layers)
+        for (Stage& stage : stages)
+            if (auto* products = std::get_if<ProductStage>(&stage))
+                for (Product& p : products->products) p.weight.data = image + p.weight.offset;
+    program.head.data = image + program.head.offset;
+}
+
+Expected<Program> lower(const Plan& plan) {
     const ModelShape& s = plan.shape;
     BATON_TRY(check_shape(s));
     if (plan.rope.inv_freq.size() != s.head_dim / 2)
@@ -204,14 +229,19 @@ Expected<Program> lower(const Plan& plan, ThreadPool& pool) {
         return invalid("the final norm must read the hidden rows");
     Program program;
     program.shape = s;
+    program.image_bytes = kImageHeaderBytes;
     for (const auto& steps : plan.layers) {
-        LayerLowering layer(s, pool);
+        LayerLowering layer(s, program);
         for (const Step& step : steps) BATON_TRY(std::visit(layer, step));
         BATON_TRY_ASSIGN(auto stages, layer.finish());
         program.layers.push_back(std::move(stages));
     }
-    BATON_TRY_ASSIGN(program.final_norm, LayerLowering(s, pool).norm(plan.final_norm));
-    BATON_TRY_ASSIGN(program.head, pack(plan.head, pool));
+    BATON_TRY_ASSIGN(program.final_norm, LayerLowering(s, program).norm(plan.final_norm));
+    BATON_TRY_ASSIGN(program.head, place(plan.head, program));
+    // Whole huge pages, so that the last matrix lies on one too.
+    const bool large = program.image_bytes >= Buffer::kHugePageBytes;
+    program.image_bytes =
+        round_up(program.image_bytes, large ? Buffer::kHugePageBytes : kImageHeaderBytes);
     return program;
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "backend/pack.hpp"
-#include "backend/thread_pool.hpp"
 #include "baton/backend/plan.hpp"
 #include "baton/base/error.hpp"
 
@@ -52,12 +51,20 @@ struct ProductStage {
 struct AttentionStage {};
 using Stage = std::variant<RowStage, ProductStage, AttentionStage>;
 
+/// A matrix of the plan and what becomes of it.
+struct WeightPart {
+    const tensor::TensorView* from;  ///< in the plan
+    PackedMatrix to;
+};
+
 /// A plan lowered for the CPU.
 struct Program {
     ModelShape shape;
     std::vector<std::vector<Stage>> layers;
     NormOp final_norm;
     PackedMatrix head;
+    std::vector<WeightPart> parts;  ///< all matrices in the order of their offsets
+    size_t image_bytes = 0;         ///< header and all matrices, see weight_image.hpp
 };
 
 /// Elements of a row of `slot`.
@@ -67,9 +74,11 @@ struct Program {
 /// heads.
 [[nodiscard]] Expected<void> check_shape(const ModelShape& shape);
 
-/// Checks every tensor of `plan` against its shape and repacks the weights. Errors:
-/// kInvalidArgument for a plan that does not fit together, kUnsupported for one the CPU kernels
-/// cannot run.
-[[nodiscard]] Expected<Program> lower(const Plan& plan, ThreadPool& pool);
+/// Checks every tensor of `plan` against its shape and says where each packed matrix lies in the
+/// image; reads no matrix. `plan` must outlive the use of Program::parts. Errors: kInvalidArgument
+/// for a plan that does not fit together, kUnsupported for one the CPU kernels cannot run.
+[[nodiscard]] Expected<Program> lower(const Plan& plan);
+/// Lets every matrix of `program` read its bytes in the image at `image`.
+void bind_weights(Program& program, const std::byte* image);
 
 }  // namespace baton::backend

@@ -10,6 +10,7 @@
 
 #include "baton/backend/device_pool.hpp"
 #include "baton/backend/plan.hpp"
+#include "baton/base/digest.hpp"
 #include "baton/base/error.hpp"
 #include "baton/base/ids.hpp"
 #include "baton/kv/layout.hpp"
@@ -85,6 +86,13 @@ class DeviceBackend {
     [[nodiscard]] virtual DevicePool& pool() = 0;
     /// True when collect would not wait.
     [[nodiscard]] virtual bool ready() const = 0;
+    /// Where made for debugging: waits for all steps and gives the logits of the last one, [slices with logits, vocab].
+    virtual Expected<void> debug_logits(std::vector<float>& logits) {
+        logits.clear();
+        return fail(ErrorCode::kUnsupported, "this backend keeps no logits");
+    }
+    /// What was chosen and measured at load, a line each, for the benchmark; may be empty.
+    [[nodiscard]] virtual std::string tuning() const { return {}; }
 };
 
 struct CpuOptions {
@@ -96,12 +104,28 @@ struct CpuOptions {
     bool kv_f32 = false;             ///< f32 KV instead of bf16
     bool kv_first = false;           ///< PoolOrder::kKvFirst instead of kBlockFirst
     std::string isa;                 ///< "", "portable", "avx2", "avx512", "avx512bf16", "amx"; empty: the best this CPU has
+    Digest model{};                  ///< identity of the model's files; only a shared weight image needs it
+    int weights_fd = -1;             ///< memory file filled by fill_cpu_weights to read the weights from; -1: packs its own
 };
 
 /// The layout a CPU pool would have, so that the caller can allot memory first (a memfd that peers map).
 [[nodiscard]] Expected<kv::PoolLayout> cpu_kv_layout(const ModelShape& shape, const CpuOptions& options);
 
-/// Lowers `plan` for the CPU: checks every shape, repacks the weights, starts the threads. `pool` has
+/// The packed weights of a plan as one memory file: its size, and a digest of all its bytes depend on (model, instruction
+/// set, packing, order). Images with equal keys have equal bytes.
+struct WeightImage {
+    uint64_t bytes = 0;
+    Digest key{};
+};
+/// Computed from shapes alone; no weight is read. Errors as make_cpu_backend.
+[[nodiscard]] Expected<WeightImage> cpu_weight_image(const Plan& plan, const CpuOptions& options);
+/// Packs the weights into the memory file `fd` (cpu_weight_image().bytes, zeroed) and seals it against writing and resizing,
+/// so that any number of backends can read it as CpuOptions::weights_fd. kCorrupt for another size; after an error the file
+/// is of no use.
+[[nodiscard]] Expected<void> fill_cpu_weights(const Plan& plan, const CpuOptions& options, int fd);
+
+/// Lowers `plan` for the CPU: checks every shape, repacks the weights or maps those of `weights_fd` (kCorrupt where that is
+/// not the sealed image of this plan; the descriptor stays the caller's), starts the threads. `pool` has
 /// cpu_kv_layout().pool_bytes() bytes, 64-byte aligned, zeroed, and outlives the backend.
 [[nodiscard]] Expected<std::unique_ptr<Backend>> make_cpu_backend(const Plan& plan, const CpuOptions& options,
                                                                   std::span<std::byte> pool);

@@ -81,6 +81,20 @@ double bound(DType type, const float* w, const float* x, size_t k) {
     return type >= DType::kQ4_K ? int8 + 0x1p-11 * 4 * top_w * sum_x : int8;
 }
 
+/// A packed matrix with memory of its own.
+struct OwnedMatrix : PackedMatrix {
+    Buffer memory;
+};
+
+Expected<OwnedMatrix> pack_alone(const tensor::TensorView& weight, ThreadPool& pool) {
+    BATON_TRY_ASSIGN(const PackedMatrix form, packed_form(weight));
+    OwnedMatrix out{form, {}};
+    BATON_TRY_ASSIGN(out.memory, Buffer::make(form.bytes(), "test"));
+    BATON_TRY(pack(weight, form, out.memory.data(), pool));
+    out.data = out.memory.data();
+    return out;
+}
+
 class GemmOfType : public testing::TestWithParam<DType> {};
 
 TEST_P(GemmOfType, StaysWithinItsBoundOnEveryIsa) {
@@ -95,7 +109,7 @@ TEST_P(GemmOfType, StaysWithinItsBoundOnEveryIsa) {
     for (const size_t k : widths) {
         for (const size_t n : {size_t{1}, size_t{16}, size_t{83}}) {
             const auto weight = store.random(rng, type, n, k, 0.7f);
-            const auto packed = pack(weight, pool);
+            const auto packed = pack_alone(weight, pool);
             ASSERT_TRUE(packed);
             const auto w = dequantize(weight);
             for (const size_t m : {size_t{1}, size_t{7}, size_t{53}}) {
@@ -131,7 +145,7 @@ TEST_P(GemmOfType, GivesARowTheSameBitsInAnyCompany) {
     Rng rng(4);
     TensorStore store;
     const size_t k = 512, n = 7 * 16 + 3, m = 67;
-    const auto packed = pack(store.random(rng, type, n, k, 0.7f), pool);
+    const auto packed = pack_alone(store.random(rng, type, n, k, 0.7f), pool);
     ASSERT_TRUE(packed);
     const auto x = random_rows(rng, m, k);
     for (const auto& isa : available_isas()) {
@@ -168,7 +182,7 @@ TEST(Gemm, TilesOfAmxGiveTheBitsOfVnni) {
     TensorStore store;
     for (const DType type : kAllTypes) {
         if (!is_quantized(type)) continue;
-        const auto packed = pack(store.random(rng, type, 64, 2560, 0.7f), pool);
+        const auto packed = pack_alone(store.random(rng, type, 64, 2560, 0.7f), pool);
         const auto x = random_rows(rng, 40, 2560);
         std::vector<float> out[2];
         for (const auto* kernels : {*amx, *choose_kernels("avx512bf16")}) {
@@ -188,17 +202,17 @@ TEST(Pack, RefusesWhatItCannotHold) {
     TensorStore store;
     auto t = store.random(rng, DType::kQ4_0, 2, 64, 1.0f);
     t.shape[1] = 48;
-    EXPECT_EQ(pack(t, pool).error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(pack_alone(t, pool).error().code, ErrorCode::kUnsupported);
     t.shape = {2, 96};
-    EXPECT_EQ(pack(t, pool).error().code, ErrorCode::kCorrupt);
+    EXPECT_EQ(pack_alone(t, pool).error().code, ErrorCode::kCorrupt);
     t.shape = {0, 64};
-    EXPECT_FALSE(pack(t, pool));
+    EXPECT_FALSE(pack_alone(t, pool));
     auto huge = store.random(rng, DType::kQ4_K, 1, 256, 1.0f);
     auto bytes = std::vector<std::byte>(huge.bytes.begin(), huge.bytes.end());
     bytes[1] = std::byte{0x7b};  // d = 60,000 and more, times a scale of 63
     for (size_t i = 4; i < 16; ++i) bytes[i] = std::byte{0xff};
     huge.bytes = bytes;
-    EXPECT_EQ(pack(huge, pool).error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(pack_alone(huge, pool).error().code, ErrorCode::kUnsupported);
 }
 
 class RowKernels : public testing::TestWithParam<std::string> {
