@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "baton/base/error.hpp"
@@ -26,6 +27,10 @@ class DevicePool {
   public:
     virtual ~DevicePool() = default;
     [[nodiscard]] virtual const kv::PoolLayout& layout() const = 0;
+    /// UUID of the GPU, e.g. "GPU-1c1b7b2e-…", the same in every process.
+    [[nodiscard]] virtual std::string gpu() const = 0;
+    /// UUIDs of the GPUs whose pools map() can map, the own one among them.
+    [[nodiscard]] virtual std::vector<std::string> mappable_gpus() const = 0;
 
     /// What a process on this host needs to map the pool (an IPC handle, the GPU's UUID, sizes); opaque, versioned bytes.
     [[nodiscard]] virtual Expected<std::vector<std::byte>> export_handle() const = 0;
