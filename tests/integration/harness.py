@@ -68,11 +68,16 @@ class Server:
         self.args = [BINARY, command, "--port", "0", "--state-dir", self.state_dir, *extra]
         self.process = subprocess.Popen(self.args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
                                         env={**os.environ, **(env or {})})
-        self.port = int(wait_for(self._listens, 20, "the server listens"))
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE)
-        if command == "serve":
-            wait_for(lambda: self.http.get("/v1/workers").json(), 20, "a worker registers")
+        try:
+            self.port = int(wait_for(self._listens, 20, "the server listens"))
+            self.url = f"http://127.0.0.1:{self.port}"
+            self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE)
+            if command == "serve":
+                wait_for(lambda: self.http.get("/v1/workers").json(), 20, "a worker registers")
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def _listens(self):
         """The port, once it is open: a free one, which the log names."""
