@@ -77,6 +77,7 @@ void ReplicaCore::Impl::accept(TimeMs now, wire::ReplicaTarget from, const wire:
     leg.computed = t.have_blocks * config.block_tokens;
     const auto more = pool.allocate(blocks_for(m.tokens + 1) - t.have_blocks);
     leg.blocks.insert(leg.blocks.end(), more->begin(), more->end());
+    reserve_blocks(leg);
     takeovers[{from.replica, m.offer}] = &leg;
     to_peer(from, wire::Accept{m.offer, t.have_blocks});
     if (t.have_blocks == m.blocks.size()) {

@@ -43,11 +43,47 @@ void Fences::clear() {
     order_.clear();
 }
 
+Leg& LegTable::add() {
+    if (free_.empty()) {
+        BATON_CHECK(slots_.size() < size_t{1} << kSlotBits);
+        free_.push_back(static_cast<uint32_t>(slots_.size()));
+        slots_.emplace_back();
+    }
+    const uint32_t slot = free_.back();
+    free_.pop_back();
+    slots_[slot] = std::make_unique<Leg>();
+    slots_[slot]->handle = next_serial_++ << kSlotBits | slot;
+    return *slots_[slot];
+}
+
+Leg* LegTable::find(uint64_t handle) const {
+    const uint64_t slot = handle & ((uint64_t{1} << kSlotBits) - 1);
+    if (slot >= slots_.size() || !slots_[slot] || slots_[slot]->handle != handle) return nullptr;
+    return slots_[slot].get();
+}
+
+void LegTable::erase(uint64_t handle) {
+    BATON_CHECK(find(handle) != nullptr);
+    const auto slot = static_cast<uint32_t>(handle & ((uint64_t{1} << kSlotBits) - 1));
+    slots_[slot].reset();
+    free_.push_back(slot);
+}
+
+std::vector<Leg*> LegTable::all() const {
+    std::vector<Leg*> out;
+    out.reserve(slots_.size() - free_.size());
+    for (const auto& leg : slots_)
+        if (leg) out.push_back(leg.get());
+    std::ranges::sort(out, {}, &Leg::handle);
+    return out;
+}
+
 ReplicaCore::Impl::Impl(CoreConfig config_in)
     : config(config_in), pool(config.blocks, config.block_tokens, config.prefix_cache) {
     const uint64_t held = uint64_t{config.blocks} * config.block_tokens;
     context = static_cast<uint32_t>(std::min<uint64_t>(config.max_model_len, held));
     for (uint32_t s = config.progress_slots; s > 0; --s) free_slots.push_back(s - 1);
+    for (uint32_t s = config.max_running; s > 0; --s) free_states.push_back(s - 1);
 }
 
 // ---- inputs
@@ -125,8 +161,11 @@ void ReplicaCore::on_tick(TimeMs now) {
     impl_->tick(now);
 }
 
-StepPlan ReplicaCore::plan_step(TimeMs now) {
-    return impl_->plan(now);
+StepPlan ReplicaCore::plan_step(TimeMs now, StepPlan recycled) {
+    recycled.tokens.clear();
+    recycled.items.clear();
+    impl_->plan(now, recycled);
+    return recycled;
 }
 void ReplicaCore::on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled) {
     impl_->step_done(now, plan, sampled);
@@ -197,14 +236,11 @@ bool ReplicaCore::Impl::fence_in(wire::SeqRef ref) {
 }
 
 Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
-    auto owned = std::make_unique<Leg>();
-    Leg& leg = *owned;
-    leg.handle = next_handle++;
+    Leg& leg = legs.add();
     leg.sequence = sequence;
     leg.tokens = sequence.prompt;
     leg.tokens.insert(leg.tokens.end(), sequence.emitted.begin(), sequence.emitted.end());
     leg.deadline = now + sequence.time_left_ms;
-    legs.emplace(leg.handle, std::move(owned));
     by_id[sequence.ref.id] = &leg;
     return leg;
 }
@@ -212,11 +248,6 @@ Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
 Leg* ReplicaCore::Impl::active(SequenceId id) {
     const auto it = by_id.find(id);
     return it == by_id.end() ? nullptr : it->second;
-}
-
-Leg* ReplicaCore::Impl::find(uint64_t handle) {
-    const auto it = legs.find(handle);
-    return it == legs.end() ? nullptr : it->second.get();
 }
 
 void ReplicaCore::Impl::abort(wire::SeqRef ref) {
@@ -254,7 +285,8 @@ void ReplicaCore::Impl::end(Leg& leg, std::string_view reason, bool attempt_over
 
 /// Frees what a dying leg holds once no step, pull or copy touches its blocks.
 void ReplicaCore::Impl::reap(Leg& leg) {
-    if (!leg.dying || leg.in_flight || leg.copy != 0) return;
+    if (!leg.dying || leg.copy != 0) return;
+    if (leg.in_flight > 0 && !faults.free_under_step) return;
     if (leg.takeover && leg.takeover->pulling) return;
     if (leg.takeover) pulls.erase(leg.takeover->pull);
     if (leg.handout) free_retired_slots(leg);
@@ -276,19 +308,10 @@ void ReplicaCore::Impl::send_failed(wire::SeqRef ref, ErrorCode code, std::strin
 /// Nobody can receive anything any more. The next supervisor counts its sequences anew, so fences
 /// go too.
 void ReplicaCore::Impl::lose_supervisor() {
-    for (Leg* leg : all_legs())
+    for (Leg* leg : legs.all())
         if (!leg->dying) end(*leg, "supervisor_lost");
     fences.clear();
     draining = false;
-}
-
-std::vector<Leg*> ReplicaCore::Impl::all_legs() const {
-    std::vector<Leg*> out;
-    out.reserve(legs.size());
-    for (const auto& [handle, leg] : legs) out.push_back(leg.get());
-    // Oldest first, so that what happens does not depend on hashing.
-    std::ranges::sort(out, {}, &Leg::handle);
-    return out;
 }
 
 bool ReplicaCore::Impl::linked(wire::ReplicaTarget peer) const {
@@ -300,7 +323,7 @@ bool ReplicaCore::Impl::linked(wire::ReplicaTarget peer) const {
 void ReplicaCore::Impl::peer_down(wire::ReplicaTarget peer) {
     if (!linked(peer)) return;
     peers.erase(peer.replica);
-    for (Leg* leg : all_legs()) {
+    for (Leg* leg : legs.all()) {
         if (leg->dying) continue;
         if (leg->handout && leg->handout->offer && leg->handout->target == peer) {
             const bool committed = leg->handout->committed;
@@ -318,7 +341,7 @@ void ReplicaCore::Impl::peer_down(wire::ReplicaTarget peer) {
 
 /// Deadlines of sequences, offers, transfers and store questions.
 void ReplicaCore::Impl::tick(TimeMs now) {
-    for (Leg* leg : all_legs()) {
+    for (Leg* leg : legs.all()) {
         if (leg->dying) continue;
         if (now >= leg->deadline) {
             fail(*leg, ErrorCode::kTimeout, "deadline");

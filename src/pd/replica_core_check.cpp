@@ -26,13 +26,14 @@ std::optional<std::string> ReplicaCore::Impl::check() const {
     if (auto broken = pool.check_invariants()) return broken;
     if (auto broken = check_references()) return broken;
     if (auto broken = check_lists()) return broken;
+    if (auto broken = check_states()) return broken;
     return check_slots();
 }
 
 /// Every reference has its holder, and only published blocks have two sequences.
 std::optional<std::string> ReplicaCore::Impl::check_references() const {
     std::vector<uint32_t> held(pool.blocks(), 0), by_legs(pool.blocks(), 0);
-    for (const auto& [handle, leg] : legs) {
+    for (const Leg* leg : legs.all()) {
         for (const BlockId b : leg->blocks) {
             ++held[b];
             ++by_legs[b];
@@ -56,20 +57,20 @@ std::optional<std::string> ReplicaCore::Impl::check_references() const {
 /// Each leg is in the lists of its stage and in no other.
 std::optional<std::string> ReplicaCore::Impl::check_lists() const {
     size_t alive = 0, pulling_now = 0, in_steps = 0;
-    for (const auto& [handle, leg] : legs) {
-        const std::string name = "leg " + std::to_string(handle);
+    for (const Leg* leg : legs.all()) {
+        const std::string name = "leg " + std::to_string(leg->handle);
         const bool queued =
-            std::ranges::count(recovering, leg.get()) + std::ranges::count(fresh, leg.get()) == 1;
-        const auto in_running = std::ranges::count(running, leg.get());
+            std::ranges::count(recovering, leg) + std::ranges::count(fresh, leg) == 1;
+        const auto in_running = std::ranges::count(running, leg);
         if (leg->dying) {
             if (queued || in_running != 0) return name + " is over but scheduled";
-            if (!leg->in_flight && leg->copy == 0 && !(leg->takeover && leg->takeover->pulling))
+            if (leg->in_flight == 0 && leg->copy == 0 && !(leg->takeover && leg->takeover->pulling))
                 return name + " is over and held by nobody";
             continue;
         }
         ++alive;
         const auto found = by_id.find(leg->sequence.ref.id);
-        if (found == by_id.end() || found->second != leg.get()) return name + " has lost its name";
+        if (found == by_id.end() || found->second != leg) return name + " has lost its name";
         if (queued != (leg->stage == Stage::kWaiting)) return name + " is queued wrongly";
         if (leg->stage == Stage::kWaiting && !leg->blocks.empty())
             return name + " waits with blocks";
@@ -78,12 +79,36 @@ std::optional<std::string> ReplicaCore::Impl::check_lists() const {
         if ((in_running == 1) != steps_stage || in_running > 1) return name + " runs wrongly";
         in_steps += steps_stage ? 1 : 0;
         pulling_now += leg->stage == Stage::kPulling ? 1 : 0;
-        if (size_t{leg->computed} > leg->blocks.size() * config.block_tokens)
-            return name + " computed more than it has blocks for";
+        if (size_t{leg->planned()} > leg->blocks.size() * config.block_tokens)
+            return name + " computes more than it has blocks for";
+        if (auto broken = check_steps(*leg)) return name + *broken;
     }
     if (alive != by_id.size()) return "names and live legs differ";
     if (in_steps != running.size()) return "running list holds strangers";
     if (pulling_now != pulling || pulling_now != takeovers.size()) return "pull counts differ";
+    return std::nullopt;
+}
+
+/// What a live leg has under way adds up.
+std::optional<std::string> ReplicaCore::Impl::check_steps(const Leg& leg) const {
+    if (leg.in_flight > 1 + config.steps_ahead) return " is in too many plans";
+    if (leg.pending > leg.in_flight) return " waits for more tokens than it has plans";
+    if (leg.in_flight == 0 && (leg.ahead != 0 || leg.pending != 0)) return " counts rows of no plan";
+    if (leg.planned() >= leg.size() + std::max(leg.pending, 1u) && leg.stage == Stage::kComputing)
+        return " computes rows of no token";
+    if (leg.in_flight > 0 && leg.state == kNoState) return " is in a plan without a state row";
+    return std::nullopt;
+}
+
+/// Each row of the device's state is free or has one owner.
+std::optional<std::string> ReplicaCore::Impl::check_states() const {
+    std::vector<uint32_t> seen(config.max_running, 0);
+    for (const uint32_t s : free_states) ++seen[s];
+    for (const Leg* leg : running)
+        if (leg->state != kNoState) ++seen[leg->state];
+    for (size_t s = 0; s < seen.size(); ++s)
+        if (seen[s] != 1)
+            return "state row " + std::to_string(s) + " is held " + std::to_string(seen[s]) + " times";
     return std::nullopt;
 }
 
@@ -92,7 +117,7 @@ std::optional<std::string> ReplicaCore::Impl::check_slots() const {
     std::vector<uint32_t> seen(config.progress_slots, 0);
     size_t open = 0;
     for (const uint32_t s : free_slots) ++seen[s];
-    for (const auto& [handle, leg] : legs) {
+    for (const Leg* leg : legs.all()) {
         if (!leg->handout) continue;
         const Handout& h = *leg->handout;
         for (const uint32_t s : h.retired_slots) ++seen[s];
@@ -100,7 +125,7 @@ std::optional<std::string> ReplicaCore::Impl::check_slots() const {
         ++open;
         ++seen[h.slot];
         const auto found = offers.find(h.offer);
-        if (found == offers.end() || found->second != leg.get()) return "an offer lost its leg";
+        if (found == offers.end() || found->second != leg) return "an offer lost its leg";
     }
     if (open != offers.size()) return "open offers and their table differ";
     for (size_t s = 0; s < seen.size(); ++s)

@@ -10,27 +10,22 @@ namespace baton::pd {
 void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
                                   std::span<const Sampled> sampled) {
     ++steps;
-    std::vector<const Sampled*> of_item(plan.items.size(), nullptr);
+    sampled_of_item.assign(plan.items.size(), nullptr);
     for (const Sampled& s : sampled)
-        if (s.item < of_item.size()) of_item[s.item] = &s;
-    struct After {
-        Leg* leg;
-        bool sampled;
-        wire::Finish finish;
-    };
-    std::vector<After> after;
-    after.reserve(plan.items.size());
+        if (s.item < sampled_of_item.size()) sampled_of_item[s.item] = &s;
+    after.clear();
     wire::TokenBatch batch;
+    batch.items.reserve(sampled.size());
     for (size_t i = 0; i < plan.items.size(); ++i) {
-        Leg* leg = find(plan.items[i].handle);
-        if (!leg || !leg->in_flight) continue;
-        leg->in_flight = false;
-        if (leg->dying) {
+        Leg* leg = legs.find(plan.items[i].handle);
+        if (!leg || leg->in_flight == 0) continue;
+        --leg->in_flight;
+        if (leg->dying) {  // void: it ended meanwhile
             reap(*leg);
             continue;
         }
         const size_t before = batch.items.size();
-        if (!item_done(*leg, plan.items[i], of_item[i], batch)) continue;
+        if (!item_done(*leg, plan.items[i], sampled_of_item[i], batch)) continue;
         const bool has_token = batch.items.size() > before;
         after.push_back(
             {leg, has_token, has_token ? batch.items.back().finish : wire::Finish::kNone});
@@ -47,8 +42,10 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
     const bool decode_row = item.sample && !leg.sequence.emitted.empty() && !leg.handout;
     prefill_tokens += item.tokens - (decode_row ? 1 : 0);
     leg.computed = item.position + item.tokens;
+    leg.ahead -= item.tokens;
     publish_complete(leg);
     if (!item.sample) return true;
+    --leg.pending;
     if (!sampled) {
         fail(leg, ErrorCode::kInternal, "no_token");
         return false;
@@ -62,7 +59,7 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
 /// What follows a leg's part of a step once its token is out.
 void ReplicaCore::Impl::after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish) {
     if (finish != wire::Finish::kNone) return end(leg, "finished");
-    if (!leg.handout) return;
+    if (!leg.handout || leg.in_flight > 0) return;
     free_retired_slots(leg);
     if (sampled) stage(leg);
     if (leg.handout->retarget_after_step) {
@@ -101,9 +98,9 @@ void ReplicaCore::Impl::publish_complete(Leg& leg) {
 
 void ReplicaCore::Impl::step_failed(const StepPlan& plan, std::string_view reason) {
     for (const StepItem& item : plan.items) {
-        Leg* leg = find(item.handle);
-        if (!leg || !leg->in_flight) continue;
-        leg->in_flight = false;
+        Leg* leg = legs.find(item.handle);
+        if (!leg || leg->in_flight == 0) continue;
+        --leg->in_flight;
         if (leg->dying)
             reap(*leg);
         else

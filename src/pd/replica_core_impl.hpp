@@ -63,6 +63,8 @@ struct Takeover {
     std::vector<uint64_t> checksums;
 };
 
+inline constexpr uint32_t kNoState = UINT32_MAX;
+
 /// One attempt at one sequence on this replica.
 struct Leg {
     uint64_t handle = 0;
@@ -73,7 +75,10 @@ struct Leg {
     TimeMs deadline;
     Stage stage = Stage::kWaiting;
     bool dying = false;      ///< over; its blocks come back when nothing touches them any more
-    bool in_flight = false;  ///< part of a plan that is not done
+    uint32_t in_flight = 0;  ///< plans that it is part of and that are not done
+    uint32_t ahead = 0;      ///< rows of it in those plans
+    uint32_t pending = 0;    ///< tokens that those plans sample for it
+    uint32_t state = kNoState;  ///< row of the device's state, from its first plan on
     bool reported = false;   ///< a token was sent
     bool preempted = false;
     bool store_tried = false;
@@ -87,9 +92,11 @@ struct Leg {
     std::optional<Takeover> takeover;
 
     [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
-    /// All but the row of the last emitted token is in the cache.
+    /// Positions whose KV is there once the plans under way are done.
+    [[nodiscard]] uint32_t planned() const { return computed + ahead; }
+    /// All but the row of the last token, emitted or pending, is in the cache or under way.
     [[nodiscard]] bool decoding() const {
-        return !sequence.emitted.empty() && !handout && computed + 1 == size();
+        return sequence.emitted.size() + pending > 0 && !handout && planned() + 1 == size() + pending;
     }
 };
 
@@ -109,6 +116,23 @@ class Fences {
     };
     std::unordered_map<SequenceId, Fence> fences_;
     std::deque<SequenceId> order_;
+};
+
+/// All legs by handle, dying ones included. A handle names one leg for ever; rising handles are rising ages.
+class LegTable {
+  public:
+    Leg& add();
+    [[nodiscard]] Leg* find(uint64_t handle) const;
+    void erase(uint64_t handle);
+    [[nodiscard]] bool empty() const { return free_.size() == slots_.size(); }
+    /// Oldest first.
+    [[nodiscard]] std::vector<Leg*> all() const;
+
+  private:
+    static constexpr uint32_t kSlotBits = 20;
+    std::vector<std::unique_ptr<Leg>> slots_;  ///< at the handle's low bits
+    std::vector<uint32_t> free_;
+    uint64_t next_serial_ = 1;
 };
 
 struct ReplicaCore::Impl {
@@ -148,17 +172,22 @@ struct ReplicaCore::Impl {
     void peer_down(wire::ReplicaTarget peer);
     void send_failed(wire::SeqRef ref, ErrorCode code, std::string_view reason);
     [[nodiscard]] bool linked(wire::ReplicaTarget peer) const;
-    [[nodiscard]] std::vector<Leg*> all_legs() const;
 
     // Steps.
-    StepPlan plan(TimeMs now);
+    void plan(TimeMs now, StepPlan& plan);
+    [[nodiscard]] bool plan_rows(StepPlan& plan);
+    void plan_prompts(StepPlan& plan);
+    [[nodiscard]] bool may_step(const Leg& leg) const;
+    [[nodiscard]] bool next_token_is_last(const Leg& leg) const;
     void admit(TimeMs now);
     [[nodiscard]] bool try_admit(TimeMs now, Leg& leg);
     [[nodiscard]] Leg* next_waiting();
     [[nodiscard]] uint32_t blocks_for(uint32_t tokens) const;
     [[nodiscard]] uint32_t growth_reserve() const;
     [[nodiscard]] uint32_t active_count() const;
-    [[nodiscard]] bool grow(Leg& leg);
+    enum class Growth : uint8_t { kDone, kPreempted, kWait };
+    [[nodiscard]] Growth grow(Leg& leg);
+    void reserve_blocks(Leg& leg) const;
     void preempt(Leg& leg);
     void add_item(StepPlan& plan, Leg& leg, uint32_t rows);
     void ensure_keys(Leg& leg, uint32_t count);
@@ -171,7 +200,6 @@ struct ReplicaCore::Impl {
     [[nodiscard]] wire::SeqTokens emit(Leg& leg, const wire::Token& token);
     void publish_complete(Leg& leg);
     void leave_running(Leg& leg);
-    [[nodiscard]] Leg* find(uint64_t handle);
 
     // P.
     void open_offer(TimeMs now, Leg& leg);
@@ -223,6 +251,8 @@ struct ReplicaCore::Impl {
     [[nodiscard]] std::optional<std::string> check() const;
     [[nodiscard]] std::optional<std::string> check_references() const;
     [[nodiscard]] std::optional<std::string> check_lists() const;
+    [[nodiscard]] std::optional<std::string> check_steps(const Leg& leg) const;
+    [[nodiscard]] std::optional<std::string> check_states() const;
     [[nodiscard]] std::optional<std::string> check_slots() const;
 
     template <class M>
@@ -248,12 +278,12 @@ struct ReplicaCore::Impl {
     bool draining = false;
     std::vector<Action> actions;
 
-    std::unordered_map<uint64_t, std::unique_ptr<Leg>> legs;  ///< by handle, dying ones included
+    LegTable legs;
     std::unordered_map<SequenceId, Leg*> by_id;               ///< not dying
     std::deque<Leg*> recovering, fresh;                       ///< the queue
     std::vector<Leg*> running;                                ///< admission order
+    std::vector<uint32_t> free_states;                        ///< rows of the device's state
     uint32_t pulling = 0;                                     ///< legs in kPulling
-    uint64_t next_handle = 1;
     /// Head of the queue that did not fit, with the blocks to be had and the sequences active then.
     struct Blocked {
         uint64_t handle = 0;
@@ -278,6 +308,15 @@ struct ReplicaCore::Impl {
     uint64_t next_copy = 1;
     std::vector<BlockId> snapshot_blocks;  ///< to be offered to the store after this step, retained
     std::vector<Digest> snapshot_keys;
+
+    // Scratch of step_done.
+    struct After {
+        Leg* leg = nullptr;
+        bool sampled = false;
+        wire::Finish finish = wire::Finish::kNone;
+    };
+    std::vector<After> after;
+    std::vector<const Sampled*> sampled_of_item;
 
     uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;
 };

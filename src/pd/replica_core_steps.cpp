@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "baton/base/check.hpp"
+#include "baton/sched/sampler.hpp"
 #include "pd/replica_core_impl.hpp"
 
 namespace baton::pd {
@@ -70,6 +71,7 @@ bool ReplicaCore::Impl::try_admit(TimeMs now, Leg& leg) {
     raise_generations(*more);
     blocks.insert(blocks.end(), more->begin(), more->end());
     leg.blocks = std::move(blocks);
+    reserve_blocks(leg);
     leg.published = matched;
     leg.computed = matched * config.block_tokens;
     leg.cached_tokens = std::min(leg.computed, static_cast<uint32_t>(leg.sequence.prompt.size()));
@@ -80,6 +82,12 @@ bool ReplicaCore::Impl::try_admit(TimeMs now, Leg& leg) {
     if (leg.handout) open_offer(now, leg);
     if (matched < cacheable && wants_lookup(leg)) look_up(now, leg, cacheable);
     return true;
+}
+
+/// Room for all blocks the leg may ever have, so that plans may point into `blocks` while it grows.
+void ReplicaCore::Impl::reserve_blocks(Leg& leg) const {
+    const uint64_t most = uint64_t{leg.sequence.prompt.size()} + leg.sequence.sampling.max_tokens;
+    leg.blocks.reserve(blocks_for(static_cast<uint32_t>(std::min<uint64_t>(most, context))));
 }
 
 void ReplicaCore::Impl::raise_generations(const std::vector<BlockId>& blocks) {
@@ -100,72 +108,113 @@ void ReplicaCore::Impl::ensure_keys(Leg& leg, uint32_t count) {
     }
 }
 
-StepPlan ReplicaCore::Impl::plan(TimeMs now) {
-    StepPlan plan;
+void ReplicaCore::Impl::plan(TimeMs now, StepPlan& plan) {
     admit(now);
-    if (running.empty()) return plan;
+    if (running.empty()) return;
     plan.items.reserve(running.size());
     plan.tokens.reserve(config.step_tokens);
+    if (plan_rows(plan)) plan_prompts(plan);
+}
+
+/// True where the leg may be in one more plan. No rows are added while an offer waits for those under way.
+bool ReplicaCore::Impl::may_step(const Leg& leg) const {
+    if (leg.stage != Stage::kComputing || leg.in_flight > config.steps_ahead) return false;
+    return leg.in_flight == 0 || !leg.handout || !leg.handout->retarget_after_step;
+}
+
+/// The token that a step under way samples is the sequence's last one, whatever it is.
+bool ReplicaCore::Impl::next_token_is_last(const Leg& leg) const {
+    return leg.pending > 0 &&
+           sched::finish_after(leg.sequence, -1, context) == wire::Finish::kLength;
+}
+
+/// A row for each sequence that decodes. False where blocks ran out and a step under way still holds those of the
+/// youngest: this plan must end here, so that it can be preempted when that step is done.
+bool ReplicaCore::Impl::plan_rows(StepPlan& plan) {
     for (size_t i = 0; i < running.size();) {
         Leg& leg = *running[i];
-        const bool ready = leg.stage == Stage::kComputing && !leg.in_flight && leg.decoding();
-        if (ready && !grow(leg)) continue;  // gone from this place
-        if (ready) add_item(plan, leg, 1);
+        if (may_step(leg) && leg.decoding() && !next_token_is_last(leg)) {
+            const Growth growth = grow(leg);
+            if (growth == Growth::kWait) return false;
+            if (growth == Growth::kPreempted) continue;  // gone from this place
+            add_item(plan, leg, 1);
+        }
         ++i;
     }
+    return true;
+}
+
+/// Chunks of prompts, oldest first.
+void ReplicaCore::Impl::plan_prompts(StepPlan& plan) {
     // A prompt gets a block's worth of rows in any case: decoding never starves it.
     const auto rows = static_cast<uint32_t>(plan.tokens.size());
     uint32_t budget = config.step_tokens > rows ? config.step_tokens - rows : 0;
     budget = std::max(budget, config.block_tokens);
     for (size_t i = 0; i < running.size() && budget > 0; ++i) {
         Leg& leg = *running[i];
-        if (leg.stage != Stage::kComputing || leg.in_flight || leg.decoding()) continue;
-        uint32_t take = leg.size() - leg.computed;
+        if (!may_step(leg) || leg.decoding() || leg.planned() >= leg.size()) continue;
+        uint32_t take = leg.size() - leg.planned();
         if (take > budget) {
-            const uint32_t last = leg.computed + budget;
+            const uint32_t last = leg.planned() + budget;
             const uint32_t whole = last - last % config.block_tokens;
-            if (whole <= leg.computed) break;
-            take = whole - leg.computed;
+            if (whole <= leg.planned()) break;
+            take = whole - leg.planned();
         }
         add_item(plan, leg, take);
         budget -= take;
     }
-    return plan;
 }
 
 void ReplicaCore::Impl::add_item(StepPlan& plan, Leg& leg, uint32_t rows) {
+    if (leg.state == kNoState) {
+        BATON_CHECK(!free_states.empty());
+        leg.state = free_states.back();
+        free_states.pop_back();
+    }
     StepItem& item = plan.items.emplace_back();
     item.ref = leg.sequence.ref;
     item.handle = leg.handle;
+    item.state = leg.state;
     item.first_token = static_cast<uint32_t>(plan.tokens.size());
     item.tokens = rows;
-    item.position = leg.computed;
+    item.position = leg.planned();
     item.blocks = leg.blocks;
-    item.sample = leg.computed + rows == leg.size();
+    item.pending = leg.pending;
+    item.sample = leg.planned() + rows == leg.size() + leg.pending;
     item.sequence = &leg.sequence;
     if (leg.handout && leg.handout->offer) item.progress_slot = leg.handout->slot;
-    const auto first = leg.tokens.begin() + static_cast<std::ptrdiff_t>(leg.computed);
-    plan.tokens.insert(plan.tokens.end(), first, first + static_cast<std::ptrdiff_t>(rows));
-    leg.in_flight = true;
+    if (leg.pending > 0) {
+        plan.tokens.push_back(0);
+    } else {
+        const auto first = leg.tokens.begin() + static_cast<std::ptrdiff_t>(leg.planned());
+        plan.tokens.insert(plan.tokens.end(), first, first + static_cast<std::ptrdiff_t>(rows));
+    }
+    ++leg.in_flight;
+    leg.ahead += rows;
+    leg.pending += item.sample ? 1 : 0;
 }
 
-/// Gives the leg a block for its next row; preempts the youngest for it. False: the leg itself was
-/// preempted.
-bool ReplicaCore::Impl::grow(Leg& leg) {
-    while (leg.blocks.size() * config.block_tokens <= leg.computed) {
+/// Gives the leg a block for its next row; preempts the youngest for it. kPreempted: that was the leg itself. kWait: the
+/// youngest is part of a step under way.
+ReplicaCore::Impl::Growth ReplicaCore::Impl::grow(Leg& leg) {
+    while (leg.blocks.size() * config.block_tokens <= leg.planned()) {
         if (const auto block = pool.allocate(1)) {
+            BATON_CHECK(leg.blocks.size() < leg.blocks.capacity());  // plans point into it
             leg.blocks.push_back(block->front());
             continue;
         }
-        const auto victim = std::find_if(running.rbegin(), running.rend(), [](const Leg* other) {
-            return other->stage == Stage::kComputing && !other->in_flight;
-        });
+        const auto victim =
+            std::find_if(running.rbegin(), running.rend(), [this](const Leg* other) {
+                return other->stage == Stage::kComputing &&
+                       (other->in_flight == 0 || config.steps_ahead > 0);
+            });
         BATON_CHECK(victim != running.rend());  // at least the leg itself
+        if ((*victim)->in_flight > 0) return Growth::kWait;
         const bool self = *victim == &leg;
         preempt(**victim);
-        if (self) return false;
+        if (self) return Growth::kPreempted;
     }
-    return true;
+    return Growth::kDone;
 }
 
 /// Takes a sequence's blocks away. A hybrid replica computes it again soon, mostly from its prefix
@@ -182,8 +231,13 @@ void ReplicaCore::Impl::preempt(Leg& leg) {
     enqueue(leg, true);
 }
 
+/// The state row goes with it: the device runs steps in order, so a row of this leg that is still under way is done before
+/// the next owner's first one.
 void ReplicaCore::Impl::leave_running(Leg& leg) {
     std::erase(running, &leg);
+    if (leg.state == kNoState) return;
+    free_states.push_back(leg.state);
+    leg.state = kNoState;
 }
 
 }  // namespace baton::pd

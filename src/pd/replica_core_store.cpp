@@ -75,7 +75,7 @@ void ReplicaCore::Impl::on_slots(TimeMs, const wire::StoreSlots& m) {
     StoreAsk ask = std::move(it->second);
     asks.erase(it);
     if (!is_lease(m.ask)) return on_allotted(std::move(ask), m);
-    if (Leg* leg = find(ask.handle)) on_leased(*leg, m, ask.deadline + -kStoreAskTimeoutMs);
+    if (Leg* leg = legs.find(ask.handle)) on_leased(*leg, m, ask.deadline + -kStoreAskTimeoutMs);
 }
 
 void ReplicaCore::Impl::on_leased(Leg& leg, const wire::StoreSlots& m, TimeMs asked) {
@@ -127,7 +127,7 @@ void ReplicaCore::Impl::copied(TimeMs now, uint64_t copy, bool ok) {
 void ReplicaCore::Impl::loaded_from_store(const StoreTransfer& transfer, bool ok) {
     const bool same_store = transfer.store_epoch == store_epoch;
     if (same_store) to_store(wire::StoreUnlease{transfer.slots});
-    Leg* leg = find(transfer.handle);
+    Leg* leg = legs.find(transfer.handle);
     if (!leg) return;
     leg->copy = 0;
     if (leg->dying) return reap(*leg);
@@ -147,7 +147,7 @@ void ReplicaCore::Impl::store_lost() {
     ++store_epoch;
     for (auto& [id, ask] : std::exchange(asks, {})) {
         pool.release_all(ask.blocks);
-        Leg* leg = find(ask.handle);
+        Leg* leg = legs.find(ask.handle);
         if (!leg) continue;
         leg->lease_ask = 0;
         leg->stage = Stage::kComputing;
@@ -161,7 +161,7 @@ void ReplicaCore::Impl::expire_asks(TimeMs now) {
             continue;
         }
         pool.release_all(it->second.blocks);
-        if (Leg* leg = find(it->second.handle)) {
+        if (Leg* leg = legs.find(it->second.handle)) {
             leg->lease_ask = 0;
             leg->stage = Stage::kComputing;
         }

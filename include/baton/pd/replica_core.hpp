@@ -34,6 +34,9 @@ struct CoreConfig {
     bool snapshots = false;         ///< publish complete blocks, read them for recovering sequences
     bool snapshot_read_always = false;
     int64_t lease_ms = 3'000;       ///< of the snapshot store: what was copied from it later is void
+    /// 1: the device samples by itself, so a sequence may be in a second plan while the token that this plan's row is of
+    /// is not known yet (StepItem::pending). 0: a sequence is in one plan at a time.
+    uint32_t steps_ahead = 0;
 };
 
 /// One sequence's part of a step.
@@ -42,12 +45,16 @@ struct StepItem {
     uint32_t first_token = 0;  ///< index into StepPlan::tokens
     uint32_t tokens = 0;
     uint32_t position = 0;               ///< of the first token
-    std::vector<BlockId> blocks;         ///< of the whole sequence so far
+    std::span<const BlockId> blocks;     ///< of the whole sequence so far; valid until the step is done
     bool sample = false;                 ///< sample after the last row
     const wire::Sequence* sequence = nullptr;  ///< for the sampler; lives until the step is done
     /// P: where to publish progress, and the positions this chunk completes. None: nobody pulls this sequence.
     std::optional<uint32_t> progress_slot;
     uint64_t handle = 0;  ///< the core's own name of the sequence; stays as it is
+    uint32_t state = 0;   ///< row of the device's state of this sequence: < max_running, the same while it runs, reused after
+    /// 1: the item's one row is of the token that an unfinished earlier step samples; its id in StepPlan::tokens is 0. Where
+    /// that token ends the sequence, the row is void: on_step_done ignores what was sampled after it.
+    uint32_t pending = 0;
 };
 
 struct StepPlan {
@@ -114,6 +121,8 @@ struct PullResult {
     std::string reason;   ///< where not ok: "generation", "checksum", "timeout", "peer_lost", "cancelled"
     uint64_t bytes = 0;
     std::string mover;
+    int64_t total_us = 0;     ///< from the start of the pull to its end
+    int64_t exposed_us = -1;  ///< from the moment P's last layer was seen to its end; -1: not known (tcp)
 };
 
 class ReplicaCore {
@@ -143,9 +152,10 @@ class ReplicaCore {
     // Steps.
     /// What to compute now; empty where there is nothing. The plan's blocks stay allotted until on_step_done. Carry out
     /// take_actions() before the plan runs. A second plan may be made before the first is done: it leaves out the
-    /// sequences of the first.
-    [[nodiscard]] StepPlan plan_step(TimeMs now);
-    /// The step ran: KV of all rows is in the pool; `sampled` has one token per item with `sample`. In verify mode
+    /// sequences of the first, or goes on with them where steps_ahead is 1. `recycled` is a plan that is done; its memory is
+    /// used again.
+    [[nodiscard]] StepPlan plan_step(TimeMs now, StepPlan recycled = {});
+    /// The step ran: KV of all rows is in the pool. Steps are done in the order they were planned in; `sampled` has one token per item with `sample`. In verify mode
     /// Sampled::block_checksums gives, for a P item that completed, the checksum of each of its blocks.
     void on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
     /// The step failed: every sequence in it fails with `reason`.
@@ -165,6 +175,7 @@ class ReplicaCore {
         bool skip_generation_raise = false;
         bool lose_release = false;
         bool double_grant = false;
+        bool free_under_step = false;  ///< blocks of an ended sequence are given back although a step still writes there
     };
     void plant(Faults faults);
 

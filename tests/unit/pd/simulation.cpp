@@ -26,7 +26,7 @@ uint64_t Random::next() {
 }
 
 Simulation::Simulation(uint64_t seed, World world, bool trace)
-    : seed_(seed), world_(std::move(world)), trace_(trace), random_(seed ^ 0xabcdef), router_(world_.router) {}
+    : seed_(seed), world_(std::move(world)), trace_(trace), random_(seed ^ 0xabcdef), clients_(seed ^ 0xc11e57), router_(world_.router) {}
 
 /// What waits in an inbox holds its process.
 Simulation::~Simulation() {
@@ -78,8 +78,8 @@ void Simulation::start() {
     for (Slot& slot : slots_) spawn(slot);
     const uint32_t longest = world_.core.max_model_len - 1;
     for (uint32_t i = 0; i < world_.prompts; ++i) {
-        std::vector<TokenId> tokens(1 + random_.below(longest));
-        for (TokenId& t : tokens) t = static_cast<TokenId>(random_.below(kVocabulary));
+        std::vector<TokenId> tokens(1 + clients_.below(longest));
+        for (TokenId& t : tokens) t = static_cast<TokenId>(clients_.below(kVocabulary));
         beginnings_.push_back(std::move(tokens));
     }
     requests_.resize(world_.requests);
@@ -104,6 +104,7 @@ void Simulation::spawn(Slot& slot) {
     p->written.assign(config.blocks, 0);
     p->read.assign(config.blocks, 0);
     p->progress.resize(config.progress_slots);
+    p->last.resize(config.max_running);
     p->core = std::make_unique<ReplicaCore>(config);
     p->core->plant(world_.planted);
     slot.process = p;
@@ -138,7 +139,7 @@ void Simulation::kill(const ProcessPtr& p) {
     p->alive = false;
     break_store(p);
     p->inbox.clear();
-    p->plans.clear();
+    p->steps.clear();
     p->pulls.clear();
     for (Slot& slot : slots_) {
         if (slot.process == p) {
@@ -158,7 +159,7 @@ void Simulation::freeze(const ProcessPtr& p, int64_t ms) {
     at(p->frozen_until, [this, p] {
         if (!p->alive) return;
         drain_inbox(p);
-        if (p->alive && !(world_.input_waits_for_step && !p->plans.empty())) plan(p);
+        if (p->alive && !(world_.input_waits_for_step && !p->steps.empty())) plan(p);
     });
     if (ms > kSilenceMs) in(kSilenceMs, [this, p] { silent(p); });
 }
@@ -278,20 +279,20 @@ void Simulation::submit_next() {
     wire::Sequence& s = r.sequence;
     s.ref.id = SequenceId{index + 1};
     s.request_id = "r" + std::to_string(index + 1);
-    const auto& beginning = beginnings_[random_.below(world_.prompts)];
+    const auto& beginning = beginnings_[clients_.below(world_.prompts)];
     const uint32_t longest = world_.core.max_model_len - 1;
-    s.prompt.assign(beginning.begin(), beginning.begin() + static_cast<std::ptrdiff_t>(1 + random_.below(static_cast<uint32_t>(beginning.size()))));
-    if (random_.chance(400)) s.prompt = beginning;
-    const uint32_t extra = random_.chance(500) ? 0 : random_.below(6);
-    for (uint32_t i = 0; i < extra && s.prompt.size() < longest; ++i) s.prompt.push_back(static_cast<TokenId>(random_.below(kVocabulary)));
-    s.sampling.max_tokens = 1 + random_.below(random_.chance(300) ? 40 : 12);
+    s.prompt.assign(beginning.begin(), beginning.begin() + static_cast<std::ptrdiff_t>(1 + clients_.below(static_cast<uint32_t>(beginning.size()))));
+    if (clients_.chance(400)) s.prompt = beginning;
+    const uint32_t extra = clients_.chance(500) ? 0 : clients_.below(6);
+    for (uint32_t i = 0; i < extra && s.prompt.size() < longest; ++i) s.prompt.push_back(static_cast<TokenId>(clients_.below(kVocabulary)));
+    s.sampling.max_tokens = 1 + clients_.below(clients_.chance(300) ? 40 : 12);
     r.expected = expect(s, world_.core.max_model_len);
-    if (random_.chance(300)) {
-        s.sampling.stop_ids.push_back(r.expected.tokens[random_.below(static_cast<uint32_t>(r.expected.tokens.size()))]);
+    if (clients_.chance(300)) {
+        s.sampling.stop_ids.push_back(r.expected.tokens[clients_.below(static_cast<uint32_t>(r.expected.tokens.size()))]);
         r.expected = expect(s, world_.core.max_model_len);
     }
-    r.short_deadline = !world_.calm && random_.chance(world_.deadlines);
-    const TimeMs deadline = now_ + (r.short_deadline ? random_.between(1, 1'500) : kFarDeadlineMs);
+    r.short_deadline = !world_.calm && clients_.chance(world_.deadlines);
+    const TimeMs deadline = now_ + (r.short_deadline ? clients_.between(1, 1'500) : kFarDeadlineMs);
     ++report_.requests;
     if (trace_) note("submit " + std::to_string(index + 1) + " prompt " + std::to_string(s.prompt.size()) + " answer " + std::to_string(r.expected.tokens.size()));
     const auto taken = router_.submit(now_, s, deadline);
@@ -301,11 +302,11 @@ void Simulation::submit_next() {
         ++report_.refused;
         const bool known = taken.error().code == ErrorCode::kUnavailable || taken.error().code == ErrorCode::kOverloaded;
         if (!known || world_.calm) fail("refused: " + taken.error().message);
-    } else if (!world_.calm && random_.chance(world_.aborts)) {
-        in(random_.between(0, 300), [this, id = s.ref.id] { client_abort(id); });
+    } else if (!world_.calm && clients_.chance(world_.aborts)) {
+        in(clients_.between(0, 300), [this, id = s.ref.id] { client_abort(id); });
     }
     after_router();
-    if (next_request_ < world_.requests) in(random_.between(0, world_.arrivals_ms), [this] { submit_next(); });
+    if (next_request_ < world_.requests) in(clients_.between(0, world_.arrivals_ms), [this] { submit_next(); });
 }
 
 void Simulation::client_abort(SequenceId id) {
@@ -325,6 +326,7 @@ void Simulation::deliver(const Deliver& d) {
     if (d.first_index != r.delivered) return fail(name + " misses or repeats a token");
     for (const wire::Token& t : d.tokens) {
         if (r.delivered >= r.expected.tokens.size()) return fail(name + " gets too many tokens");
+        r.answer.push_back(t.id);
         if (t.id != r.expected.tokens[r.delivered]) return fail(name + " gets a wrong token at " + std::to_string(r.delivered));
         ++r.delivered;
     }
@@ -340,6 +342,7 @@ void Simulation::end(const End& e) {
     last_end_ = std::max(last_end_, now_);
     if (e.finish != wire::Finish::kNone) {
         ++report_.finished;
+        report_.answers[e.id.value] = r.answer;
         if (r.delivered != r.expected.tokens.size()) return fail(name + " ends too early");
         if (e.finish != r.expected.finish) return fail(name + " ends for another reason");
         if (e.cached_tokens > r.sequence.prompt.size()) return fail(name + " says more cached tokens than it has");
@@ -391,7 +394,7 @@ std::string Simulation::unrest() const {
         if (!p || !p->alive) return "a process is away";
         const std::string name = describe(p->self);
         if (frozen(*p) || !p->inbox.empty()) return name + " sleeps";
-        if (!p->plans.empty()) return name + " computes";
+        if (!p->steps.empty()) return name + " computes";
         if (!p->pulls.empty()) return name + " pulls";
         if (p->copies > 0) return name + " copies snapshots";
         if (!p->core->idle()) return name + " is not idle";
@@ -446,6 +449,12 @@ std::string describe(const wire::Message& message) {
 }
 
 // ---- worlds -------------------------------------------------------------------------------------------------------------
+
+void run_ahead(World& world, int64_t collect_ms) {
+    world.core.steps_ahead = 1;
+    world.plans = 2;
+    world.collect_ms = collect_ms;
+}
 
 World draw_world(uint64_t seed) {
     Random random(seed);
@@ -504,6 +513,7 @@ World draw_world(uint64_t seed) {
         w.router.waiting_max = 512;
         w.replays = 0;
     }
+    if (random.chance(500)) run_ahead(w, random.chance(500) ? 0 : random.between(1, 12));
     return w;
 }
 

@@ -54,7 +54,8 @@ struct World {
     int64_t cancel_ms = 10;    ///< longest time until the mover hears of a cancellation
     int64_t notice_ms = 30;    ///< longest time until an end notices a closed link
     int64_t router_tick_ms = 50;
-    uint32_t plans = 1;        ///< plans under way at once
+    uint32_t plans = 1;        ///< plans under way at once; 2 where core.steps_ahead is 1
+    int64_t collect_ms = 0;    ///< longest time from the end of a step on the device until the host takes its result
     bool input_waits_for_step = true;
     bool reads_the_dead = true;  ///< a pull goes on although its source died, as from mapped memory
     bool calm = false;           ///< no faults, aborts or short deadlines: every request must succeed
@@ -66,6 +67,8 @@ struct World {
     ReplicaCore::Faults planted;
 };
 [[nodiscard]] World draw_world(uint64_t seed);
+/// Gives the world's replicas a device that samples by itself and runs steps one ahead of the host.
+void run_ahead(World& world, int64_t collect_ms);
 
 /// What a run found; `failure` is empty where all held.
 struct Report {
@@ -73,6 +76,8 @@ struct Report {
     uint64_t events = 0;
     int64_t simulated_ms = 0;
     uint32_t requests = 0, refused = 0, finished = 0, failed = 0, aborted = 0, timed_out = 0;
+    uint64_t pending_rows = 0, void_rows = 0;  ///< rows of tokens not known yet, and those that came to nothing
+    std::map<uint64_t, std::vector<TokenId>> answers;  ///< of requests that finished
     uint64_t tokens = 0, handoffs = 0, handoff_bytes = 0, fallbacks = 0, failovers = 0, kills = 0, snapshots_read = 0;
 };
 
@@ -104,6 +109,15 @@ struct Pull {
     bool cancelled = false, scheduled = false, over = false, lost = false;
 };
 
+/// A step on the device, with what the host gave along: the host's memory moves on while it runs.
+struct DeviceStep {
+    StepPlan plan;
+    std::vector<std::vector<BlockId>> blocks;  ///< of each item
+    std::vector<std::vector<TokenId>> tokens;  ///< of each item's sequence, as far as known when the step was submitted
+    bool computed = false;
+    std::vector<Sampled> sampled;
+};
+
 /// One replica process: the core and everything that surrounds it on its host.
 struct Process {
     wire::ReplicaTarget self;
@@ -122,7 +136,9 @@ struct Process {
     std::map<OfferId, std::vector<TokenId>> offered;  ///< what an offer's KV must be of
     std::vector<std::weak_ptr<Pull>> readers;
 
-    std::deque<StepPlan> plans;
+    std::deque<std::shared_ptr<DeviceStep>> steps;  ///< submitted and not collected, in order
+    struct LastToken { uint64_t handle = 0; TokenId token = -1; };
+    std::vector<LastToken> last;  ///< the device's state rows: what was sampled last, and for whom
     std::map<uint64_t, std::shared_ptr<Pull>> pulls;
     uint32_t copies = 0;
     /// Movers at work on each block: pulls and snapshot loads write, snapshot copies read.
@@ -154,6 +170,7 @@ class Simulation {
     struct Request {
         wire::Sequence sequence;
         Expectation expected;
+        std::vector<TokenId> answer;
         uint32_t delivered = 0;
         bool ended = false, aborted = false, short_deadline = false;
     };
@@ -218,10 +235,13 @@ class Simulation {
     void perform(const ProcessPtr& p);
     void perform(const ProcessPtr& p, Action& action);
     void plan(const ProcessPtr& p);
+    void submit(const ProcessPtr& p, StepPlan plan);
     void schedule_step(const ProcessPtr& p);
+    void step_computed(const ProcessPtr& p);
     void step_done(const ProcessPtr& p);
-    [[nodiscard]] std::vector<Sampled> compute(Process& p, const StepPlan& plan);
-    [[nodiscard]] bool check_rows(const Process& p, const StepItem& item);
+    void compute(Process& p, DeviceStep& step);
+    [[nodiscard]] bool compute_item(Process& p, DeviceStep& step, uint32_t index);
+    [[nodiscard]] bool check_rows(const Process& p, const StepItem& item, std::span<const BlockId> blocks);
     void claim(Process& p, std::span<const BlockId> blocks, bool writes, bool begins);
     void progress(Process& p, uint32_t slot, uint32_t tokens);
     void wake_readers(Process& p);
@@ -244,6 +264,7 @@ class Simulation {
     World world_;
     bool trace_;
     Random random_;
+    Random clients_;  ///< of what is asked and when, whatever happens to it
     TimeMs now_{0};
     uint64_t order_ = 0;
     std::priority_queue<Event, std::vector<Event>, Later> events_;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "baton/sched/sampler.hpp"
 #include "simulation.hpp"
 
 // A replica process around its core: inputs, steps with the simulated model, the mover's pulls, store copies.
@@ -8,7 +9,7 @@ namespace baton::pd::sim {
 /// Gives the core an input, now or when the running step or a freeze is over.
 void Simulation::input(const ProcessPtr& p, std::function<void()> run) {
     if (!p->alive) return;
-    if (frozen(*p) || !p->inbox.empty() || (world_.input_waits_for_step && !p->plans.empty())) {
+    if (frozen(*p) || !p->inbox.empty() || (world_.input_waits_for_step && !p->steps.empty())) {
         p->inbox.push_back(std::move(run));
         return;
     }
@@ -81,69 +82,105 @@ void Simulation::perform(const ProcessPtr& p, Action& action) {
 
 void Simulation::plan(const ProcessPtr& p) {
     if (frozen(*p)) return;
-    while (p->plans.size() < world_.plans) {
+    while (p->steps.size() < world_.plans) {
         StepPlan next = p->core->plan_step(now_);
         perform(p);
         if (next.empty()) return;
-        p->plans.push_back(std::move(next));
-        if (p->plans.size() == 1) schedule_step(p);
+        submit(p, std::move(next));
     }
 }
 
-void Simulation::schedule_step(const ProcessPtr& p) {
-    in(random_.between(1, world_.step_ms), [this, p] { step_done(p); });
+void Simulation::submit(const ProcessPtr& p, StepPlan plan) {
+    const auto step = std::make_shared<DeviceStep>();
+    step->plan = std::move(plan);
+    for (const StepItem& item : step->plan.items) {
+        step->blocks.emplace_back(item.blocks.begin(), item.blocks.end());
+        step->tokens.push_back(item.sequence->prompt);
+        step->tokens.back().insert(step->tokens.back().end(), item.sequence->emitted.begin(), item.sequence->emitted.end());
+        const size_t known = step->tokens.back().size();
+        const bool follows = item.pending == 0 ? item.position + item.tokens <= known : item.position == known && item.tokens == 1;
+        if (item.pending > world_.core.steps_ahead || !follows) fail(describe(p->self) + " plans a row of a token nobody will know");
+        const bool last = item.pending > 0 && sched::finish_after(*item.sequence, -1, world_.core.max_model_len) == wire::Finish::kLength;
+        if (last) fail(describe(p->self) + " plans a row after the last token");
+        report_.pending_rows += item.pending;
+    }
+    const bool idle = std::ranges::all_of(p->steps, [](const auto& other) { return other->computed; });
+    p->steps.push_back(step);
+    if (idle) schedule_step(p);
 }
 
+/// The device begins the oldest step that it has not computed.
+void Simulation::schedule_step(const ProcessPtr& p) {
+    in(random_.between(1, world_.step_ms), [this, p] { step_computed(p); });
+}
+
+/// The device goes on with the next step, whenever the host takes the result.
+void Simulation::step_computed(const ProcessPtr& p) {
+    if (!p->alive) return;
+    if (frozen(*p)) return at(p->frozen_until, [this, p] { step_computed(p); });
+    for (size_t i = 0; i < p->steps.size(); ++i) {
+        DeviceStep& step = *p->steps[i];
+        if (step.computed) continue;
+        compute(*p, step);
+        step.computed = true;
+        if (world_.core.steps_ahead > 0 && i + 1 < p->steps.size()) schedule_step(p);
+        break;
+    }
+    if (world_.core.steps_ahead == 0) return step_done(p);
+    in(random_.between(0, world_.collect_ms), [this, p] { step_done(p); });
+}
+
+/// The host takes the oldest result.
 void Simulation::step_done(const ProcessPtr& p) {
     if (!p->alive) return;
     if (frozen(*p)) return at(p->frozen_until, [this, p] { step_done(p); });
-    const StepPlan done = std::move(p->plans.front());
-    p->plans.pop_front();
-    if (!p->plans.empty()) schedule_step(p);
+    const std::shared_ptr<DeviceStep> done = p->steps.front();
+    p->steps.pop_front();
+    if (!p->steps.empty() && world_.core.steps_ahead == 0) schedule_step(p);
+    const uint64_t generated = p->core->stats().generated_tokens;
     const bool fails = faults_on() && random_.chance(world_.step_fails);
-    const std::vector<Sampled> sampled = compute(*p, done);
-    if (fails) p->core->on_step_failed(now_, done, "step_failed");
-    else p->core->on_step_done(now_, done, sampled);
+    if (fails) p->core->on_step_failed(now_, done->plan, "step_failed");
+    else p->core->on_step_done(now_, done->plan, done->sampled);
+    if (!fails) report_.void_rows += done->sampled.size() - (p->core->stats().generated_tokens - generated);
     perform(p);
     drain_inbox(p);
     plan(p);
 }
 
-std::vector<Sampled> Simulation::compute(Process& p, const StepPlan& plan) {
+void Simulation::compute(Process& p, DeviceStep& step) {
+    for (uint32_t i = 0; i < step.plan.items.size(); ++i)
+        if (!compute_item(p, step, i)) return;
+}
+
+bool Simulation::compute_item(Process& p, DeviceStep& step, uint32_t index) {
     const uint32_t n = world_.core.block_tokens;
-    std::vector<Sampled> sampled;
-    for (uint32_t i = 0; i < plan.items.size(); ++i) {
-        const StepItem& item = plan.items[i];
-        if (item.tokens == 0 || item.blocks.size() * n < item.position + item.tokens) {
-            fail(describe(p.self) + " plans rows without a block");
-            return sampled;
-        }
-        if (!check_rows(p, item)) return sampled;
-        const auto row = [&](uint32_t at_position) -> uint64_t& { return p.rows.at(item.blocks[at_position / n] * n + at_position % n); };
-        const auto token = [&](uint32_t at_position) {
-            const auto& s = *item.sequence;
-            return at_position < s.prompt.size() ? s.prompt[at_position] : s.emitted.at(at_position - s.prompt.size());
-        };
-        ModelState state, undisturbed;
-        for (uint32_t q = 0; q < item.position; ++q) {
-            if (row(q) != undisturbed.compute(token(q))) {
-                fail(describe(p.self) + " sequence " + std::to_string(item.ref.id.value) + " reads wrong KV at position " + std::to_string(q));
-                return sampled;
-            }
-            state.read(row(q));
-        }
-        for (uint32_t q = 0; q < item.tokens; ++q) row(item.position + q) = state.compute(plan.tokens.at(item.first_token + q));
-        if (item.progress_slot) progress(p, *item.progress_slot, item.position + item.tokens);
-        if (item.sample) sampled.push_back({i, {state.next_token(), 0.0f, {}}, {}});
+    const StepItem& item = step.plan.items[index];
+    const std::vector<BlockId>& blocks = step.blocks[index];
+    const std::string name = describe(p.self) + " sequence " + std::to_string(item.ref.id.value);
+    if (item.tokens == 0 || blocks.size() * n < item.position + item.tokens) return fail(name + " has rows without a block"), false;
+    if (!check_rows(p, item, blocks)) return false;
+    const auto row = [&](uint32_t at_position) -> uint64_t& { return p.rows.at(blocks[at_position / n] * n + at_position % n); };
+    Process::LastToken& last = p.last.at(item.state);
+    if (item.pending > 0 && last.handle != item.handle) return fail(name + " goes on with the token of another one"), false;
+    ModelState state, undisturbed;
+    for (uint32_t q = 0; q < item.position; ++q) {
+        if (row(q) != undisturbed.compute(step.tokens[index].at(q))) return fail(name + " reads wrong KV at position " + std::to_string(q)), false;
+        state.read(row(q));
     }
-    return sampled;
+    for (uint32_t q = 0; q < item.tokens; ++q)
+        row(item.position + q) = state.compute(item.pending > 0 ? last.token : step.plan.tokens.at(item.first_token + q));
+    if (item.progress_slot) progress(p, *item.progress_slot, item.position + item.tokens);
+    if (!item.sample) return true;
+    last = {item.handle, state.next_token()};
+    step.sampled.push_back({index, {last.token, 0.0f, {}}, {}});
+    return true;
 }
 
 /// No mover may be at work where a step reads or writes, and readers elsewhere must know that a block is in use again.
-bool Simulation::check_rows(const Process& p, const StepItem& item) {
+bool Simulation::check_rows(const Process& p, const StepItem& item, std::span<const BlockId> blocks) {
     const uint32_t n = world_.core.block_tokens;
     for (uint32_t i = 0; i * n < item.position + item.tokens; ++i) {
-        const BlockId block = item.blocks[i];
+        const BlockId block = blocks[i];
         const std::string name = describe(p.self) + " block " + std::to_string(block);
         if (p.written.at(block) > 0) return fail(name + " is computed with while a mover writes it"), false;
         if ((i + 1) * n <= item.position) continue;
@@ -164,9 +201,9 @@ void Simulation::claim(Process& p, std::span<const BlockId> blocks, bool writes,
         (writes ? p.written : p.read).at(block) += begins ? 1 : UINT32_MAX;
     }
     if (!begins || !writes) return;
-    for (const StepPlan& plan : p.plans) {
-        for (const StepItem& item : plan.items) {
-            for (const BlockId block : item.blocks) {
+    for (const auto& step : p.steps) {
+        for (const auto& of_item : step->blocks) {
+            for (const BlockId block : of_item) {
                 if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) {
                     fail(describe(p.self) + " block " + std::to_string(block) + " is given to a mover during a step");
                 }

@@ -33,6 +33,8 @@ struct Totals {
         sum.aborted += r.aborted;
         sum.timed_out += r.timed_out;
         sum.tokens += r.tokens;
+        sum.pending_rows += r.pending_rows;
+        sum.void_rows += r.void_rows;
         sum.handoffs += r.handoffs;
         sum.fallbacks += r.fallbacks;
         sum.failovers += r.failovers;
@@ -55,9 +57,10 @@ void run_shard(uint64_t first) {
     }
     const Report& s = totals.sum;
     std::printf("%llu events, %llu s simulated, %u requests: %u finished, %u failed, %u refused, %u aborted, %u late; "
-                "%llu tokens, %llu hand-offs, %llu fallbacks, %llu failovers, %llu kills, %llu snapshot reads\n",
+                "%llu tokens, %llu rows ahead, %llu void, %llu hand-offs, %llu fallbacks, %llu failovers, %llu kills, %llu snapshot reads\n",
                 static_cast<unsigned long long>(s.events), static_cast<unsigned long long>(s.simulated_ms / 1000), s.requests,
                 s.finished, s.failed, s.refused, s.aborted, s.timed_out, static_cast<unsigned long long>(s.tokens),
+                static_cast<unsigned long long>(s.pending_rows), static_cast<unsigned long long>(s.void_rows),
                 static_cast<unsigned long long>(s.handoffs), static_cast<unsigned long long>(s.fallbacks),
                 static_cast<unsigned long long>(s.failovers), static_cast<unsigned long long>(s.kills),
                 static_cast<unsigned long long>(s.snapshots_read));
@@ -83,11 +86,32 @@ TEST(Simulation, OneSeedAlwaysRunsTheSame) {
     }
 }
 
+/// A step ahead or not, the answers are the same.
+TEST(Simulation, StepsAheadGiveTheSameAnswers) {
+    uint64_t compared = 0, ahead = 0;
+    for (uint64_t seed = 0; seed < 600; ++seed) {
+        World world = draw_world(seed);
+        if (!world.calm) continue;
+        world.core.steps_ahead = 0;
+        const Report plain = Simulation(seed, world, false).run();
+        run_ahead(world, static_cast<int64_t>(seed % 7));
+        const Report pipelined = Simulation(seed, world, false).run();
+        ASSERT_EQ(plain.failure + pipelined.failure, "") << "seed " << seed;
+        ASSERT_EQ(plain.answers, pipelined.answers) << "seed " << seed;
+        ASSERT_EQ(plain.pending_rows, 0u);
+        compared += plain.answers.size();
+        ahead += pipelined.pending_rows;
+    }
+    EXPECT_GT(compared, 200u);
+    EXPECT_GT(ahead, 1'000u);
+}
+
 /// The first seed that finds the planted bug.
-std::string found_within(uint64_t seeds, ReplicaCore::Faults planted) {
+std::string found_within(uint64_t seeds, ReplicaCore::Faults planted, bool ahead = false) {
     for (uint64_t seed = 0; seed < seeds; ++seed) {
         World world = draw_world(seed);
         world.planted = planted;
+        if (ahead) run_ahead(world, 5);
         const Report report = Simulation(seed, world, false).run();
         if (!report.failure.empty()) return "seed " + std::to_string(seed) + " " + report.failure;
     }
@@ -102,6 +126,12 @@ TEST(Simulation, FindsAGenerationThatIsNotRaised) {
 
 TEST(Simulation, FindsALostRelease) {
     const std::string found = found_within(200, {.lose_release = true});
+    EXPECT_NE(found, "");
+    std::printf("%s\n", found.c_str());
+}
+
+TEST(Simulation, FindsBlocksThatAreFreedUnderAStep) {
+    const std::string found = found_within(200, {.free_under_step = true}, true);
     EXPECT_NE(found, "");
     std::printf("%s\n", found.c_str());
 }
