@@ -53,11 +53,16 @@ cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args
 struct DecodeAttention {
     AttentionArgs base;
     const void* q = nullptr;           ///< [sequences, heads, head_dim]
-    const RopeAppend* fused = nullptr; ///< rows = sequences
+    const RopeAppend* fused = nullptr; ///< rows = sequences; slots[i] is the place of position kv_len[i] - 1
+    /// With `fused`: kv_len, blocks, and K and V of all positions but the last were complete before the step's first kernel
+    /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
+    /// them. The kernel then reads them before its dependency wait.
+    bool early = false;
     void* workspace = nullptr;         ///< decode_workspace_bytes(), zeroed once; left ready for the next call
-    uint32_t splits = 1;               ///< parts of a context, from decode_splits: fixed when a graph is captured
+    uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };
-/// Parts a context should be cut into for a batch of `sequences` whose longest context is about `kv_len`.
+/// Thread blocks that share a batch's contexts evenly, whatever their lengths. `kv_len` (about the longest context) is a
+/// hint; contexts may be longer or shorter.
 [[nodiscard]] uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, uint32_t multiprocessors);
 [[nodiscard]] size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits);
 /// Split-KV paged decode; contexts come from device memory, so one captured graph serves any lengths.

@@ -1,0 +1,657 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/attention.hpp"
+#include "backend/cuda/attention_device.cuh"
+
+/// Split-KV paged decode attention, one query row a sequence.
+///
+/// The contexts of all (sequence, kv head) pairs, cut into tiles of kTile tokens, form one line; thread block b of the grid
+/// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
+/// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
+/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
+/// the parts together.
+///
+/// Within a tile each warp owns kSlice tokens, with its own ring of stages in shared memory and its own running maximum,
+/// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores: the heads of
+/// the group are the first rows of a 16-row tile.
+///
+/// Reading ahead of the dependency wait (`early`). The kernel may start while earlier kernels of the stream still run. What
+/// it reads before the wait must have been complete before that: lengths and block tables, which a copy in front of the
+/// step's first kernel wrote, and the K and V rows of all positions but the last, which earlier steps wrote. A step's first
+/// kernel is not launched before those are complete, because a copy or a graph's start, which know no programmatic
+/// edge, lies between two steps; every kernel after it starts after it. Within the step this layer's rows of older
+/// positions are written by nobody: the one row that this step adds is written by this very kernel, after the wait, and
+/// no block reads it from memory (the one that needs it has it in shared memory). The workspace is touched only
+/// after the wait. A caller for whom this does not hold leaves `early` false.
+namespace baton::backend::cuda {
+
+template <Elem E>
+struct DecodeParams {
+    using T = typename dev::Number<E>::Type;
+    const T* q;
+    T* k;
+    T* v;
+    T* out;
+    int64_t block_stride;
+    const int32_t* kv_len;
+    const int32_t* blocks;
+    int blocks_stride;
+    int block_shift;
+    int sequences;
+    int heads;
+    int kv_heads;
+    int group;
+    float scale_log2;  ///< scale · log2(e)
+    float* parts;      ///< [grid, 2, 8, D] outputs of parts, not divided by their sums
+    float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part
+    int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
+    bool early;
+    // Where the kernel norms, rotates and appends by itself.
+    const T* qkv;
+    const float* q_norm;
+    const float* k_norm;
+    float eps;
+    const float2* rope;
+    const int32_t* positions;
+    const int32_t* slots;
+};
+
+template <int D, int WARPS, int STAGES>
+struct DecodeShape {
+    static constexpr int kThreads = WARPS * 32;
+    static constexpr int kSlice = 2048 / D;         ///< tokens: 16 or 32
+    static constexpr int kTile = WARPS * kSlice;
+    static constexpr int kRowBytes = D * 2;
+    static constexpr int kHalf = kSlice * kRowBytes;  ///< K of a slice, then V of it: 4 KiB each
+    static constexpr int kStageBytes = 2 * kHalf;
+    static constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
+    static constexpr int kQBytes = 8 * kRowBytes;
+    static constexpr int kPad = D + 8;              ///< floats from one head's outputs to the next when warps are joined
+    // After the ring: queries, the new token's k and v, marks of the warps, a flag and sums for the scan, then lengths.
+    static constexpr int kNewAt = kRingBytes + kQBytes;
+    static constexpr int kMarksAt = kNewAt + 2 * kRowBytes;
+    static constexpr int kScanAt = kMarksAt + WARPS * 8 * 8;
+    static constexpr int kTableAt = kScanAt + 64;
+    static constexpr size_t shared(uint32_t sequences) { return kTableAt + (2 * static_cast<size_t>(sequences) + 1) * 4; }
+    static_assert(8 * kPad * 4 <= kStageBytes);
+};
+
+/// A place on the line of tiles.
+struct DecodeWalk {
+    int sequence;
+    int head;    ///< kv head
+    int tile;    ///< of the context
+    int tiles;   ///< the context has
+    int length;
+};
+
+/// Even division of `total` tiles among `grid` blocks: the first `more` take one more than `each`.
+struct DecodeShares {
+    int each;
+    int more;
+    __device__ DecodeShares(int total, int grid) : each(total / grid), more(total - total / grid * grid) {}
+    __device__ int begin(int block) const { return block * each + min(block, more); }
+    __device__ int owner(int tile) const {
+        const int edge = more * (each + 1);
+        return tile < edge ? tile / (each + 1) : more + (tile - edge) / each;
+    }
+};
+
+/// Lengths and the running sum of tiles of all sequences into shared memory.
+template <int THREADS, int TILE>
+__device__ __forceinline__ void scan_lengths(const int32_t* kv_len, int sequences, int* lengths, int* before, int* scratch) {
+    const int t = static_cast<int>(threadIdx.x);
+    const int lane = t & 31;
+    int carry = 0;
+    for (int base = 0; base < sequences; base += THREADS) {
+        const int s = base + t;
+        const int length = s < sequences ? max(0, __ldg(kv_len + s)) : 0;
+        int sum = (length + TILE - 1) / TILE;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, o);
+            sum += lane >= o ? other : 0;
+        }
+        if (lane == 31)
+            scratch[t / 32] = sum;
+        __syncthreads();
+        int total = 0;
+#pragma unroll
+        for (int w = 0; w < THREADS / 32; ++w) {
+            if (w < t / 32)
+                sum += scratch[w];
+            total += scratch[w];
+        }
+        if (s < sequences) {
+            lengths[s] = length;
+            before[s + 1] = carry + sum;
+        }
+        carry += total;
+        __syncthreads();
+    }
+    if (t == 0)
+        before[0] = 0;
+    __syncthreads();
+}
+
+template <int TILE>
+__device__ __forceinline__ DecodeWalk walk_to(int tile, const int* lengths, const int* before, int sequences, int kv_heads) {
+    int low = 0;
+    int high = sequences;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (before[middle] * kv_heads <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    DecodeWalk w;
+    w.sequence = low;
+    w.length = lengths[low];
+    w.tiles = (w.length + TILE - 1) / TILE;
+    const int rest = tile - before[low] * kv_heads;
+    w.head = rest / w.tiles;
+    w.tile = rest - w.head * w.tiles;
+    return w;
+}
+
+template <int TILE>
+__device__ __forceinline__ void step(DecodeWalk& w, const int* lengths, int sequences, int kv_heads) {
+    if (++w.tile < w.tiles)
+        return;
+    w.tile = 0;
+    if (++w.head < kv_heads)
+        return;
+    w.head = 0;
+    do
+        ++w.sequence;
+    while (w.sequence < sequences && lengths[w.sequence] == 0);
+    w.length = w.sequence < sequences ? lengths[w.sequence] : 0;
+    w.tiles = (w.length + TILE - 1) / TILE;
+}
+
+/// Elements 2·lane and D/2 + 2·lane onwards (D = 128), or lane and D/2 + lane (D = 64), of one head, held by a warp.
+template <Elem E, int D>
+struct HeadPiece {
+    using N = dev::Number<E>;
+    static constexpr int kEach = D / 64;
+    float low[kEach];
+    float high[kEach];
+
+    __device__ __forceinline__ void load(const typename N::Type* from, int lane) {
+        if constexpr (kEach == 2) {
+            const float2 a = N::unpack(*reinterpret_cast<const uint32_t*>(from + 2 * lane));
+            const float2 b = N::unpack(*reinterpret_cast<const uint32_t*>(from + D / 2 + 2 * lane));
+            low[0] = a.x;
+            low[1] = a.y;
+            high[0] = b.x;
+            high[1] = b.y;
+        } else {
+            low[0] = N::to_float(from[lane]);
+            high[0] = N::to_float(from[D / 2 + lane]);
+        }
+    }
+    __device__ __forceinline__ void norm(const float* weight, float eps, int lane) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            sum = fmaf(low[i], low[i], fmaf(high[i], high[i], sum));
+#pragma unroll
+        for (int o = 16; o > 0; o >>= 1)
+            sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        const float factor = rsqrtf(sum / D + eps);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            low[i] *= factor * __ldg(weight + kEach * lane + i);
+            high[i] *= factor * __ldg(weight + D / 2 + kEach * lane + i);
+        }
+    }
+    __device__ __forceinline__ void turn(const float2* rope, int lane) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const float2 t = __ldg(rope + kEach * lane + i);
+            const float a = low[i];
+            const float b = high[i];
+            low[i] = a * t.x - b * t.y;
+            high[i] = b * t.x + a * t.y;
+        }
+    }
+    /// Writes the head to row `row` of a shared tile whose pieces of 16 bytes are turned by the row.
+    __device__ __forceinline__ void store(unsigned char* tile, int row, int lane) const {
+        const int d = kEach * lane;
+        unsigned char* a = tile + row * D * 2 + (((d / 8) ^ (row & 7)) << 4) + (d % 8) * 2;
+        unsigned char* b = tile + row * D * 2 + (((D / 16 + d / 8) ^ (row & 7)) << 4) + (d % 8) * 2;
+        if constexpr (kEach == 2) {
+            *reinterpret_cast<uint32_t*>(a) = N::pack(low[0], low[1]);
+            *reinterpret_cast<uint32_t*>(b) = N::pack(high[0], high[1]);
+        } else {
+            *reinterpret_cast<typename N::Type*>(a) = N::from_float(low[0]);
+            *reinterpret_cast<typename N::Type*>(b) = N::from_float(high[0]);
+        }
+    }
+};
+
+/// The state of a warp's part of one context.
+template <int D>
+struct DecodeState {
+    float o[D / 8][4];
+    float top;  ///< largest score · scale_log2 of row lane / 4
+    float sum;  ///< this lane's share
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                o[n][c] = 0.0f;
+        top = dev::minus_infinity();
+        sum = 0.0f;
+    }
+};
+
+template <Elem E, int D, int WARPS, int STAGES>
+struct Decode {
+    using N = dev::Number<E>;
+    using T = typename N::Type;
+    using Shape = DecodeShape<D, WARPS, STAGES>;
+    static constexpr int kLookups = Shape::kSlice / 16;
+
+    const DecodeParams<E>& p;
+    unsigned char* shared;
+    int warp;
+    int lane;
+    bool fused;
+    uint32_t ring;   ///< shared address of this warp's stages
+
+    /// Block numbers of the warp's slice, -1 where nothing is to be read.
+    __device__ __forceinline__ void look_up(int (&ids)[kLookups], const DecodeWalk& w) const {
+        const int readable = w.length - (fused ? 1 : 0);
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            const int token = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
+            ids[j] = token < readable ? __ldg(p.blocks + static_cast<int64_t>(w.sequence) * p.blocks_stride + (token >> p.block_shift))
+                                      : -1;
+        }
+    }
+
+    /// Starts the copy of the warp's slice into a stage. Rows that are not in memory become zero.
+    __device__ __forceinline__ void fetch(const int (&ids)[kLookups], const DecodeWalk& w, int stage) const {
+        constexpr int kPieces = D / 8;
+        constexpr int kStep = 32 / kPieces;
+        const int piece = lane % kPieces;
+        const int row0 = lane / kPieces;
+        const int readable = w.length - (fused ? 1 : 0);
+        const uint32_t to = ring + static_cast<uint32_t>(stage * Shape::kStageBytes);
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            const int first = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
+            const int64_t page = static_cast<int64_t>(max(ids[j], 0)) * p.block_stride +
+                                 ((w.head << p.block_shift) + (first & ((1 << p.block_shift) - 1))) * D + piece * 8;
+#pragma unroll
+            for (int i = 0; i < 16; i += kStep) {
+                const int row = 16 * j + i + row0;
+                const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
+                dev::copy16(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable);
+            }
+#pragma unroll
+            for (int i = 0; i < 16; i += kStep) {
+                const int row = 16 * j + i + row0;
+                const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
+                dev::copy16(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable);
+            }
+        }
+    }
+
+    /// Queries of the context into shared memory and from there into fragments; with `fused` also the new token's k and v,
+    /// where this block has the context's last tile. All threads.
+    __device__ __forceinline__ void begin(const DecodeWalk& w, bool has_last, uint32_t (&q)[D / 16][2]) const {
+        unsigned char* tile = shared + Shape::kRingBytes;
+        if (fused) {
+            const int vectors = p.group + (has_last ? 2 : 0);
+            const T* row = p.qkv + static_cast<int64_t>(w.sequence) * (p.heads + 2 * p.kv_heads) * D;
+            for (int i = warp; i < vectors; i += WARPS) {
+                const bool is_q = i < p.group;
+                const bool is_v = i == p.group + 1;
+                const int head = is_q ? w.head * p.group + i : p.heads + (is_v ? p.kv_heads : 0) + w.head;
+                HeadPiece<E, D> piece;
+                piece.load(row + head * D, lane);
+                if (!is_v) {
+                    const float* weight = is_q ? p.q_norm : p.k_norm;
+                    if (weight != nullptr)
+                        piece.norm(weight, p.eps, lane);
+                    piece.turn(p.rope + static_cast<int64_t>(__ldg(p.positions + w.sequence)) * (D / 2), lane);
+                }
+                if (is_q)
+                    piece.store(tile, i, lane);
+                else
+                    piece.store(shared + Shape::kNewAt + (is_v ? Shape::kRowBytes : 0), 0, lane);
+            }
+        } else {
+            const T* row = p.q + (static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group) * D;
+            for (int i = static_cast<int>(threadIdx.x); i < p.group * (D / 8); i += Shape::kThreads) {
+                const int r = i / (D / 8);
+                const int piece = i % (D / 8);
+                *reinterpret_cast<uint4*>(tile + r * Shape::kRowBytes + ((piece ^ (r & 7)) << 4)) =
+                    *reinterpret_cast<const uint4*>(row + i * 8);
+            }
+        }
+        __syncthreads();
+        const uint32_t at = dev::shared_address(tile) + static_cast<uint32_t>((lane & 7) * Shape::kRowBytes);
+#pragma unroll
+        for (int kk = 0; kk < D / 16; kk += 2) {
+            uint32_t r[4];
+            dev::load_matrices(r, at + static_cast<uint32_t>(((2 * kk + lane / 8) ^ (lane & 7)) << 4));
+            q[kk][0] = r[0];
+            q[kk][1] = r[1];
+            q[kk + 1][0] = r[2];
+            q[kk + 1][1] = r[3];
+        }
+    }
+
+    /// The new token's rows: into the stage of the slice that has its place, and into the pool. One warp.
+    __device__ __forceinline__ void put_new_token(const DecodeWalk& w, int row, unsigned char* stage) const {
+        const int half = lane / 16;  // k by the first 16 lanes, v by the others
+        const int slot = __ldg(p.slots + w.sequence);
+        const int64_t to = static_cast<int64_t>(slot >> p.block_shift) * p.block_stride +
+                           ((w.head << p.block_shift) + (slot & ((1 << p.block_shift) - 1))) * D;
+        for (int piece = lane % 16; piece < D / 8; piece += 16) {
+            const uint4 words =
+                *reinterpret_cast<const uint4*>(shared + Shape::kNewAt + half * Shape::kRowBytes + piece * 16);
+            *reinterpret_cast<uint4*>(stage + half * Shape::kHalf + row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4)) = words;
+            if (slot >= 0)
+                *reinterpret_cast<uint4*>((half == 0 ? p.k : p.v) + to + piece * 8) = words;
+        }
+        __syncwarp();
+    }
+
+    /// One slice of at least one token: scores, softmax, weighted sum.
+    __device__ __forceinline__ void add_slice(DecodeState<D>& a, const uint32_t (&q)[D / 16][2], uint32_t stage, int tokens) const {
+        const int turn = lane & 7;
+        const uint32_t k_at = stage + static_cast<uint32_t>((turn + (lane >> 4) * 8) * Shape::kRowBytes +
+                                                            ((((lane >> 3) & 1) ^ turn) << 4));
+        const uint32_t v_at = stage + Shape::kHalf +
+                              static_cast<uint32_t>((turn + ((lane >> 3) & 1) * 8) * Shape::kRowBytes + (((lane >> 4) ^ turn) << 4));
+        float s[Shape::kSlice / 8][4];
+#pragma unroll
+        for (int n = 0; n < Shape::kSlice / 8; ++n)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                s[n][c] = 0.0f;
+#pragma unroll
+        for (int kk = 0; kk < D / 16; ++kk)
+#pragma unroll
+            for (int n = 0; n < Shape::kSlice / 16; ++n) {
+                uint32_t b[4];
+                dev::load_matrices(b, (k_at + static_cast<uint32_t>(n * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
+                N::mma(s[2 * n], q[kk][0], 0u, q[kk][1], 0u, b[0], b[1]);
+                N::mma(s[2 * n + 1], q[kk][0], 0u, q[kk][1], 0u, b[2], b[3]);
+            }
+        float high = dev::minus_infinity();
+#pragma unroll
+        for (int n = 0; n < Shape::kSlice / 8; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int token = n * 8 + (lane % 4) * 2 + c;
+                s[n][c] = token < tokens ? s[n][c] * p.scale_log2 : dev::minus_infinity();
+                high = fmaxf(high, s[n][c]);
+            }
+        high = fmaxf(a.top, dev::quad_max(high));
+        const float shrink = dev::exp2_fast(a.top - high);
+        a.top = high;
+        uint32_t weights[Shape::kSlice / 8];
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < Shape::kSlice / 8; ++n) {
+            const float x = dev::exp2_fast(s[n][0] - high);
+            const float y = dev::exp2_fast(s[n][1] - high);
+            sum += x + y;
+            weights[n] = N::pack(x, y);
+        }
+        a.sum = a.sum * shrink + sum;
+        if (__any_sync(0xffffffffu, shrink != 1.0f)) {
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                a.o[n][0] *= shrink;
+                a.o[n][1] *= shrink;
+            }
+        }
+#pragma unroll
+        for (int kt = 0; kt < Shape::kSlice / 16; ++kt)
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n) {
+                uint32_t b[4];
+                dev::load_matrices_transposed(
+                    b, (v_at + static_cast<uint32_t>(kt * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32));
+                N::mma(a.o[2 * n], weights[2 * kt], 0u, weights[2 * kt + 1], 0u, b[0], b[1]);
+                N::mma(a.o[2 * n + 1], weights[2 * kt], 0u, weights[2 * kt + 1], 0u, b[2], b[3]);
+            }
+    }
+
+    /// Joins the warps' states through their stage `stage`; writes the output, or the part and, as the last of the
+    /// context's blocks, the output of all parts. All threads; ends with a barrier.
+    __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
+                                        const int* before) const {
+        float* mine = reinterpret_cast<float*>(shared + (warp * STAGES + stage) * Shape::kStageBytes);
+        float2* marks = reinterpret_cast<float2*>(shared + Shape::kMarksAt);
+        const int head = lane / 4;
+        const float sum = dev::quad_sum(a.sum);
+        if (head < p.group) {
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n)
+                *reinterpret_cast<float2*>(mine + head * Shape::kPad + n * 8 + (lane % 4) * 2) = make_float2(a.o[n][0], a.o[n][1]);
+            if (lane % 4 == 0)
+                marks[warp * 8 + head] = make_float2(a.top, sum);
+        }
+        __syncthreads();
+        const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
+        const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
+        const int first = shares.owner(line);
+        const int block = static_cast<int>(blockIdx.x);
+        auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
+        const int slot = slot_of(block);
+        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
+            const int h = i / D;
+            const int d = i % D;
+            float top = dev::minus_infinity();
+#pragma unroll
+            for (int x = 0; x < WARPS; ++x)
+                top = fmaxf(top, marks[x * 8 + h].x);
+            float all = 0;
+            float out = 0;
+#pragma unroll
+            for (int x = 0; x < WARPS; ++x) {
+                const float2 m = marks[x * 8 + h];
+                const float factor = dev::exp2_fast(m.x - top);
+                all = fmaf(m.y, factor, all);
+                out = fmaf(reinterpret_cast<const float*>(shared + (x * STAGES + stage) * Shape::kStageBytes)[h * Shape::kPad + d],
+                           factor, out);
+            }
+            if (complete) {
+                p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
+            } else {
+                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
+                if (d == 0)
+                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
+            }
+        }
+        if (!complete)
+            join_parts(w, first, shares.owner(line + w.tiles - 1), slot_of(first));
+        __syncthreads();
+    }
+
+    /// Counts this block's part in; the last block puts parts `first` … `last` together.
+    __device__ __forceinline__ void join_parts(const DecodeWalk& w, int first, int last, int first_slot) const {
+        int* flag = reinterpret_cast<int*>(shared + Shape::kScanAt);
+        int* arrived = p.arrived + w.sequence * p.kv_heads + w.head;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            *flag = atomicAdd(arrived, 1) == last - first;
+            __threadfence();
+        }
+        __syncthreads();
+        if (*flag == 0)
+            return;
+        if (threadIdx.x == 0)
+            *arrived = 0;
+        constexpr int kBatch = 8;
+        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
+            const int h = i / D;
+            const int d = i % D;
+            float top = dev::minus_infinity();
+            float all = 0;
+            float out = 0;
+            for (int b0 = first; b0 <= last; b0 += kBatch) {
+                float2 m[kBatch];
+                float o[kBatch];
+#pragma unroll
+                for (int x = 0; x < kBatch; ++x) {
+                    const int b = b0 + x;
+                    const int slot = b == first ? first_slot : 2 * b;
+                    m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
+                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
+                }
+                float high = top;
+#pragma unroll
+                for (int x = 0; x < kBatch; ++x)
+                    high = fmaxf(high, m[x].x);
+                const float shrink = dev::exp2_fast(top - high);
+                all *= shrink;
+                out *= shrink;
+                top = high;
+#pragma unroll
+                for (int x = 0; x < kBatch; ++x) {
+                    const float factor = dev::exp2_fast(m[x].x - high);
+                    all = fmaf(m[x].y, factor, all);
+                    out = fmaf(o[x], factor, out);
+                }
+            }
+            p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
+        }
+    }
+};
+
+template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+__global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams<E> p) {
+    using Shape = DecodeShape<D, WARPS, STAGES>;
+    using Work = Decode<E, D, WARPS, STAGES>;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    dev::launch_dependents();
+    if (!p.early)
+        dev::wait_for_earlier();
+
+    int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
+    int* before = lengths + p.sequences;
+    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before,
+                                                reinterpret_cast<int*>(shared + Shape::kScanAt));
+    const int total = before[p.sequences] * p.kv_heads;
+    const DecodeShares shares(total, static_cast<int>(gridDim.x));
+    const int begin = shares.begin(static_cast<int>(blockIdx.x));
+    const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
+
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Work work{p, shared, warp, lane, p.qkv != nullptr,
+                    dev::shared_address(shared) + static_cast<uint32_t>(warp * STAGES * Shape::kStageBytes)};
+    DecodeWalk now{};
+    DecodeWalk ahead{};
+    int ids[Work::kLookups];
+    if (count > 0) {
+        now = walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads);
+        ahead = now;
+        work.look_up(ids, ahead);
+    }
+    auto fetch_next = [&](int i) {
+        if (i < count) {
+            work.fetch(ids, ahead, i % STAGES);
+            step<Shape::kTile>(ahead, lengths, p.sequences, p.kv_heads);
+            if (i + 1 < count)
+                work.look_up(ids, ahead);
+        }
+        dev::copy_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i)
+        fetch_next(i);
+    if (p.early)
+        dev::wait_for_earlier();
+
+    for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
+        if (lengths[s] == 0)
+            for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
+                reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
+
+    uint32_t q[D / 16][2];
+    DecodeState<D> state;
+    int first_tile = -1;
+    for (int i = 0; i < count; ++i) {
+        if (first_tile < 0) {
+            first_tile = now.tile;
+            work.begin(now, now.tiles - now.tile <= count - i, q);
+            state.clear();
+        }
+        dev::copy_wait<STAGES - 2>();
+        __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
+        fetch_next(i + STAGES - 1);
+        const int first = now.tile * Shape::kTile + warp * Shape::kSlice;
+        const int stage = i % STAGES;
+        if (first < now.length) {
+            if (work.fused && now.length - 1 - first < Shape::kSlice)
+                work.put_new_token(now, now.length - 1 - first, shared + (warp * STAGES + stage) * Shape::kStageBytes);
+            work.add_slice(state, q, work.ring + static_cast<uint32_t>(stage * Shape::kStageBytes), now.length - first);
+        }
+        if (now.tile == now.tiles - 1 || i == count - 1) {
+            work.end(state, now, first_tile, stage, shares, before);
+            first_tile = -1;
+        }
+        step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
+    }
+}
+
+template <Elem E>
+DecodeParams<E> decode_params(const DecodeAttention& a) {
+    using T = typename dev::Number<E>::Type;
+    DecodeParams<E> p{};
+    p.q = static_cast<const T*>(a.q);
+    p.k = static_cast<T*>(a.base.kv.k);
+    p.v = static_cast<T*>(a.base.kv.v);
+    p.out = static_cast<T*>(a.base.out);
+    p.block_stride = a.base.kv.block_stride;
+    p.kv_len = a.base.kv_len;
+    p.blocks = a.base.blocks;
+    p.blocks_stride = static_cast<int>(a.base.blocks_stride);
+    p.block_shift = __builtin_ctz(a.base.kv.block_tokens);
+    p.sequences = static_cast<int>(a.base.sequences);
+    p.heads = static_cast<int>(a.base.heads);
+    p.kv_heads = static_cast<int>(a.base.kv.kv_heads);
+    p.group = static_cast<int>(a.base.heads / a.base.kv.kv_heads);
+    p.scale_log2 = a.base.scale * 1.4426950408889634f;
+    // The parts first, then their marks, then the counters: as decode_workspace_bytes adds them up.
+    auto* bytes = static_cast<unsigned char*>(a.workspace);
+    p.parts = reinterpret_cast<float*>(bytes);
+    bytes += static_cast<size_t>(a.splits) * 2 * 8 * a.base.kv.head_dim * sizeof(float);
+    p.marks = reinterpret_cast<float2*>(bytes);
+    bytes += static_cast<size_t>(a.splits) * 2 * 8 * sizeof(float2);
+    p.arrived = reinterpret_cast<int*>(bytes);
+    if (a.fused != nullptr) {
+        p.early = a.early;
+        p.qkv = static_cast<const T*>(a.fused->qkv);
+        p.q_norm = a.fused->q_norm;
+        p.k_norm = a.fused->k_norm;
+        p.eps = a.fused->eps;
+        p.rope = a.fused->rope;
+        p.positions = a.fused->positions;
+        p.slots = a.fused->slots;
+    }
+    return p;
+}
+
+template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a) {
+    using Shape = DecodeShape<D, WARPS, STAGES>;
+    return launch_kernel(launch, decode_kernel<E, D, WARPS, STAGES, PER_SM>, a.splits, Shape::kThreads,
+                         Shape::shared(a.base.sequences), decode_params<E>(a));
+}
+
+}  // namespace baton::backend::cuda

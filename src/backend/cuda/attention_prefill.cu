@@ -1,0 +1,34 @@
+#include "backend/cuda/attention_prefill.cuh"
+
+namespace baton::backend::cuda {
+namespace {
+
+/// Few rows a sequence take small tiles: the result's bits are the same (see the kernel), the idle rows are fewer.
+template <Elem E, int D>
+cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
+    const uint32_t packed = a.rows_max * (a.base.heads / a.base.kv.kv_heads);
+    if (packed <= 16)
+        return launch_prefill<E, D, 1, 1, 64>(launch, a);
+    if (packed <= 64)
+        return launch_prefill<E, D, 4, 1, 64>(launch, a);
+    return launch_prefill<E, D, 4, 2, 64>(launch, a);
+}
+
+}  // namespace
+
+cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args) {
+    const KvView& kv = args.base.kv;
+    if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || kv.kv_heads == 0 ||
+        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0)
+        return cudaErrorInvalidValue;
+    if (args.rows == 0 || args.base.sequences == 0)
+        return cudaSuccess;
+    const bool bf16 = args.base.elem == Elem::kBF16;
+    if (kv.head_dim == 128)
+        return bf16 ? pick<Elem::kBF16, 128>(launch, args) : pick<Elem::kF16, 128>(launch, args);
+    if (kv.head_dim == 64)
+        return bf16 ? pick<Elem::kBF16, 64>(launch, args) : pick<Elem::kF16, 64>(launch, args);
+    return cudaErrorInvalidValue;
+}
+
+}  // namespace baton::backend::cuda
