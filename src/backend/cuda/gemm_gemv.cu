@@ -1,0 +1,228 @@
+// Matrix-vector products for up to four rows of x. A warp takes a few weight rows; its loads are in flight before the wait
+// for the kernel ahead, so that the start of one product overlaps the end of the one before.
+#include <array>
+
+#include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/linear_kernels.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+using gemm::Ops;
+
+constexpr uint32_t kWarps = 8;
+constexpr uint32_t kChunk = 256;  // elements of k a warp's lanes read at once, 8 each
+
+struct Args {
+    const void* w;
+    const void* bias;
+    const float* norm;
+    const void* x;
+    void* out;
+    uint32_t n;
+    uint32_t k;
+    uint32_t m;
+    uint32_t columns;
+    uint32_t k_warps_log2;
+    float eps;
+    Out kind;
+};
+
+/// A result of the warp: which column and row, and what the epilogue reads beforehand.
+template <class T>
+struct Result {
+    bool valid = false;
+    uint32_t column = 0;
+    uint32_t row = 0;
+    float bias = 0;
+    float bias_up = 0;
+    float residual = 0;
+};
+
+template <class T>
+__device__ __forceinline__ void finish(const Args& a, const Result<T>& r, float y, float up) {
+    y += r.bias;
+    const size_t at = static_cast<size_t>(r.row) * a.columns + r.column;
+    if (a.kind == Out::kF32) {
+        static_cast<float*>(a.out)[at] = y;
+        return;
+    }
+    if (a.kind == Out::kSwiGlu) y = gemm::silu(y) * (up + r.bias_up);
+    static_cast<T*>(a.out)[at] = Ops<T>::from_float(y + r.residual);
+}
+
+/// Blocks a multiprocessor should hold: enough that those of the next product fit beside the current ones.
+template <int M, int R, int C>
+constexpr int kBlocksMin = M == 1 ? (R * C <= 4 ? 4 : (R * C <= 8 ? 3 : 2)) : 2;
+
+/// R weight rows (with SwiGLU half gate, half up) × C chunks a warp, M rows of x. Threads [8 warps]; the `1 << k_warps_log2`
+/// warps of a group cut k; a block does 8 / that many groups.
+template <class T, int M, int R, int C>
+__global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kernel(const Args a) {
+    __shared__ float parts[kWarps][R * M + M];
+    gemm::launch_dependents();
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t warp = threadIdx.x >> 5;
+    const uint32_t slices = 1u << a.k_warps_log2;
+    const uint32_t slice = warp & (slices - 1);
+    const bool gated = a.kind == Out::kSwiGlu;
+    const uint32_t per_warp = gated ? R / 2 : R;
+    const uint32_t column0 = (blockIdx.x * (kWarps >> a.k_warps_log2) + (warp >> a.k_warps_log2)) * per_warp;
+    const uint32_t chunks = (a.k + kChunk - 1) / kChunk;
+    const uint32_t per_slice = (chunks + slices - 1) >> a.k_warps_log2;
+    const uint32_t begin = slice * per_slice;
+    const uint32_t end = min(begin + per_slice, chunks);
+
+    const T* rows[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        const bool up = gated && r >= R / 2;
+        const uint32_t row = up ? a.columns + column0 + static_cast<uint32_t>(r - R / 2) : column0 + static_cast<uint32_t>(r);
+        rows[r] = static_cast<const T*>(a.w) + static_cast<size_t>(min(row, a.n - 1)) * a.k + lane * 8;
+    }
+    uint4 w[R][C];
+    const auto fetch = [&](uint32_t first) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const uint32_t chunk = first + static_cast<uint32_t>(c);
+            const bool in = chunk < end && chunk * kChunk + lane * 8 < a.k;
+#pragma unroll
+            for (int r = 0; r < R; ++r) w[r][c] = in ? gemm::load_weights(rows[r] + chunk * kChunk) : uint4{};
+        }
+    };
+    fetch(begin);
+    Result<T> result;
+    if (slice == 0 && lane < per_warp * M) {
+        result.row = lane % M;
+        result.column = column0 + lane / M;
+        result.valid = result.row < a.m && result.column < a.columns;
+        if (result.valid && a.bias != nullptr) {
+            const T* bias = static_cast<const T*>(a.bias);
+            result.bias = Ops<T>::to_float(bias[result.column]);
+            if (gated) result.bias_up = Ops<T>::to_float(bias[a.columns + result.column]);
+        }
+    }
+    gemm::wait_prerequisites();
+    if (result.valid && a.kind == Out::kAdd)
+        result.residual = Ops<T>::to_float(
+            static_cast<const T*>(a.out)[static_cast<size_t>(result.row) * a.columns + result.column]);
+
+    float acc[R][M] = {};
+    float squares[M] = {};
+    for (uint32_t first = begin; first < end; first += C) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const uint32_t chunk = first + static_cast<uint32_t>(c);
+            const uint32_t e = chunk * kChunk + lane * 8;
+            const bool in = chunk < end && e < a.k;
+            float xf[M][8];
+#pragma unroll
+            for (int i = 0; i < M; ++i) {
+                const T* x = static_cast<const T*>(a.x) + static_cast<size_t>(i) * a.k + e;
+                const bool load = in && static_cast<uint32_t>(i) < a.m;
+                gemm::unpack8<T>(load ? *reinterpret_cast<const uint4*>(x) : uint4{}, xf[i]);
+            }
+            if (a.norm != nullptr && in) {
+                const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
+                const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
+                const float g[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+                for (int i = 0; i < M; ++i)
+#pragma unroll
+                    for (int t = 0; t < 8; ++t) {
+                        squares[i] += xf[i][t] * xf[i][t];
+                        xf[i][t] *= g[t];
+                    }
+            }
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                float wf[8];
+                gemm::unpack8<T>(w[r][c], wf);
+#pragma unroll
+                for (int i = 0; i < M; ++i)
+#pragma unroll
+                    for (int t = 0; t < 8; ++t) acc[r][i] = fmaf(wf[t], xf[i][t], acc[r][i]);
+            }
+        }
+        if (first + C < end) fetch(first + C);
+    }
+#pragma unroll
+    for (int i = 0; i < M; ++i) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const float sum = gemm::warp_sum(acc[r][i]);
+            if (lane == 0) parts[warp][r * M + i] = sum;
+        }
+        if (a.norm != nullptr) {
+            const float sum = gemm::warp_sum(squares[i]);
+            if (lane == 0) parts[warp][R * M + i] = sum;
+        }
+    }
+    if (slices > 1)
+        __syncthreads();
+    else
+        __syncwarp();
+    if (!result.valid) return;
+    float y = 0;
+    float up = 0;
+    float square = 0;
+    for (uint32_t s = 0; s < slices; ++s) {
+        y += parts[warp + s][lane];
+        if (gated) up += parts[warp + s][(lane / M + R / 2) * M + lane % M];
+        if (a.norm != nullptr) square += parts[warp + s][R * M + lane % M];
+    }
+    if (a.norm != nullptr) {
+        const float scale = rsqrtf(square / static_cast<float>(a.k) + a.eps);
+        y *= scale;
+        up *= scale;
+    }
+    finish<T>(a, result, y, up);
+}
+
+constexpr std::array<GemvShape, 15> kShapes = {{{1, 4, 1}, {2, 4, 1}, {4, 4, 1}, {2, 2, 1}, {4, 2, 1}, {2, 3, 1}, {4, 3, 1},
+                                               {1, 4, 2}, {2, 4, 2}, {2, 2, 2}, {4, 2, 2}, {2, 3, 2},
+                                               {1, 4, 4}, {4, 2, 4}, {2, 3, 4}}};
+
+using Kernel = void (*)(Args);
+template <class T>
+constexpr std::array<Kernel, kShapes.size()> kernels() {
+    return {gemv_kernel<T, 1, 1, 4>, gemv_kernel<T, 1, 2, 4>, gemv_kernel<T, 1, 4, 4>, gemv_kernel<T, 1, 2, 2>,
+            gemv_kernel<T, 1, 4, 2>, gemv_kernel<T, 1, 2, 3>, gemv_kernel<T, 1, 4, 3>, gemv_kernel<T, 2, 1, 4>,
+            gemv_kernel<T, 2, 2, 4>, gemv_kernel<T, 2, 2, 2>, gemv_kernel<T, 2, 4, 2>, gemv_kernel<T, 2, 2, 3>,
+            gemv_kernel<T, 4, 1, 4>, gemv_kernel<T, 4, 4, 2>, gemv_kernel<T, 4, 2, 3>};
+}
+
+uint32_t log2_of(uint32_t v) {
+    uint32_t log = 0;
+    while ((1u << log) < v) ++log;
+    return log;
+}
+
+}  // namespace
+
+std::span<const GemvShape> gemv_shapes() { return kShapes; }
+
+bool gemv_takes(const Product& product, GemvConfig config) {
+    if (config.variant >= kShapes.size()) return false;
+    const GemvShape& shape = kShapes[config.variant];
+    const bool power = config.k_warps == 1 || config.k_warps == 2 || config.k_warps == 4 || config.k_warps == 8;
+    if (!power || product.m == 0 || product.m > shape.m_max) return false;
+    if (product.matrix.out == Out::kSwiGlu && (shape.rows % 2 != 0 || product.matrix.n % 2 != 0)) return false;
+    return product.matrix.n > 0 && product.matrix.k > 0 && product.matrix.k % 8 == 0;
+}
+
+cudaError_t gemv(const Launch& launch, const Product& product, GemvConfig config) {
+    if (!gemv_takes(product, config)) return cudaErrorInvalidValue;
+    const Matrix& matrix = product.matrix;
+    const GemvShape& shape = kShapes[config.variant];
+    Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
+                 result_columns(matrix), log2_of(config.k_warps), matrix.eps, matrix.out};
+    const uint32_t per_warp = matrix.out == Out::kSwiGlu ? shape.rows / 2u : shape.rows;
+    const uint32_t per_block = per_warp * (kWarps / config.k_warps);
+    const uint32_t blocks = (args.columns + per_block - 1) / per_block;
+    const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
+    return gemm::start(launch, kernel, blocks, kWarps * 32, 0, 1, args);
+}
+
+}  // namespace baton::backend::cuda

@@ -1,0 +1,115 @@
+// Choice and launch of the tensor-core product's instantiations.
+#include <algorithm>
+
+#include "backend/cuda/gemm_tile_table.cuh"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+using gemm::kDepth;
+using gemm::TileEntry;
+
+constexpr std::array<TileShape, gemm::kTileShapes> kShapes = {{{64, 8, 128, 6, true, false},
+                                                              {64, 16, 128, 6, true, false},
+                                                              {64, 32, 128, 6, true, false},
+                                                              {64, 64, 128, 6, true, false},
+                                                              {128, 8, 256, 4, true, false},
+                                                              {128, 16, 256, 4, true, false},
+                                                              {128, 32, 256, 4, true, false},
+                                                              {128, 64, 256, 4, true, false},
+                                                              {128, 128, 256, 3, false, true},
+                                                              {128, 256, 256, 4, false, false}}};
+
+TileEntry entry_of(Elem elem, uint8_t variant) {
+    return elem == Elem::kBF16 ? gemm::tile_table_bf16()[variant] : gemm::tile_table_f16()[variant];
+}
+
+uint32_t k_tiles(uint32_t k) { return (k + kDepth - 1) / kDepth; }
+
+/// Elements of a row of the norm form's x in one block: its part of k, and 16 bytes against bank conflicts.
+uint32_t slab_elements(uint32_t k, TileConfig config) {
+    const uint32_t parts = config.cluster ? config.splits : 1;
+    return (k_tiles(k) + parts - 1) / parts * kDepth + 8;
+}
+
+size_t shared_bytes(const Product& product, TileConfig config, const TileEntry& entry) {
+    return config.norm_fused ? entry.norm_bytes(slab_elements(product.matrix.k, config)) : entry.bytes(0);
+}
+
+/// Tiles of m that share a column of weights before the next: about 8 MiB of x stay in L2.
+uint32_t band_of(uint32_t m_tiles, uint32_t tile_cols, uint32_t k) {
+    const uint64_t bytes = static_cast<uint64_t>(tile_cols) * k * 2;
+    const uint64_t most = std::max<uint64_t>(1, (uint64_t{8} << 20) / bytes);
+    return static_cast<uint32_t>(std::min<uint64_t>(m_tiles, most));
+}
+
+}  // namespace
+
+std::span<const TileShape> tile_shapes() { return kShapes; }
+
+cudaError_t tile_prepare(TileLimits& limits) {
+    int device = 0;
+    int shared = 0;
+    int major = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error != cudaSuccess) return error;
+    limits.shared_bytes = static_cast<uint32_t>(shared);
+    limits.cluster = major == 9;  // newer devices run the PTX of sm_80, which has no clusters
+    for (const auto& table : {gemm::tile_table_bf16(), gemm::tile_table_f16()})
+        for (const TileEntry& entry : table)
+            for (const auto kernel : {entry.plain, entry.norm}) {
+                if (kernel == nullptr) continue;
+                error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             shared);
+                if (error != cudaSuccess) return error;
+            }
+    return cudaSuccess;
+}
+
+bool tile_takes(const Product& product, TileConfig config, const TileLimits& limits) {
+    const Matrix& matrix = product.matrix;
+    if (config.variant >= kShapes.size() || product.m == 0 || matrix.n == 0 || matrix.k == 0 || matrix.k % 8 != 0) return false;
+    if (matrix.out == Out::kSwiGlu && matrix.n % 2 != 0) return false;
+    const TileShape& shape = kShapes[config.variant];
+    const bool power = config.splits == 1 || config.splits == 2 || config.splits == 4 || config.splits == 8;
+    if (!power || config.splits > k_tiles(matrix.k)) return false;
+    if (config.cluster && (!limits.cluster || config.splits == 1)) return false;
+    if (!config.cluster && config.splits > 1 && !shape.totals) return false;
+    if (config.norm_fused && (!shape.norm || matrix.norm == nullptr || product.elem != Elem::kBF16)) return false;
+    return shared_bytes(product, config, entry_of(product.elem, config.variant)) <= limits.shared_bytes;
+}
+
+cudaError_t tile(const Launch& launch, const Product& product, TileConfig config) {
+    const Matrix& matrix = product.matrix;
+    const TileShape& shape = kShapes[config.variant];
+    const TileEntry entry = entry_of(product.elem, config.variant);
+    gemm::TileArgs args = {};
+    args.w = matrix.w;
+    args.bias = matrix.bias;
+    args.norm = matrix.norm;
+    args.x = product.x;
+    args.out = product.out;
+    args.n = matrix.n;
+    args.k = matrix.k;
+    args.m = product.m;
+    args.columns = result_columns(matrix);
+    args.splits = config.splits;
+    args.cluster = config.cluster ? config.splits : 1;
+    args.m_tiles = (product.m + shape.cols - 1) / shape.cols;
+    args.n_tiles = (matrix.n + shape.rows - 1) / shape.rows;
+    args.band = band_of(args.m_tiles, shape.cols, matrix.k);
+    args.slab = slab_elements(matrix.k, config);
+    args.eps = matrix.eps;
+    args.kind = matrix.out;
+    if (matrix.out == Out::kSwiGlu) {
+        const uint32_t half = shape.rows / 2u;
+        args.n_tiles = (args.columns + half - 1) / half;
+    }
+    return gemm::start(launch, config.norm_fused ? entry.norm : entry.plain, args.m_tiles * args.n_tiles * args.cluster,
+                       shape.threads, shared_bytes(product, config, entry), args.cluster, args);
+}
+
+}  // namespace baton::backend::cuda

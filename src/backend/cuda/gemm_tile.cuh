@@ -1,0 +1,406 @@
+#pragma once
+
+#include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/linear_kernels.hpp"
+
+/// The tensor-core product of Linear. outᵀ tile [rows of w, rows of x] by mma.sync m16n8k16 with the weights as the left
+/// operand, so that few rows of x waste little. A ring of `ST` stages of 64 elements of k is filled by cp.async; what holds
+/// weights is filled before the wait for the kernel ahead.
+///
+/// Numerics: each result is one chain of f32 additions over k in steps of 16 per part of k, and the parts are added in
+/// order. That depends on `splits` alone: not on the tile, the place in it, m, or whether the parts are blocks of a cluster.
+namespace baton::backend::cuda::gemm {
+
+constexpr uint32_t kDepth = 64;             // elements of k a stage holds
+constexpr uint32_t kRowBytes = kDepth * 2;  // 8 words of 16 bytes, placed at word ^ (row & 7): no bank conflicts
+
+struct TileArgs {
+    const void* w;
+    const void* bias;
+    const float* norm;
+    const void* x;
+    void* out;
+    uint32_t n;
+    uint32_t k;
+    uint32_t m;
+    uint32_t columns;  // of the result
+    uint32_t splits;
+    uint32_t cluster;  // 1, or splits
+    uint32_t m_tiles;
+    uint32_t n_tiles;
+    uint32_t band;     // tiles of m that follow each other before the next tile of n
+    uint32_t slab;     // elements of a row of the norm form's x, padded
+    float eps;
+    Out kind;
+};
+
+/// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps, ST stages; NORM: x stays in shared memory
+/// as a whole, multiplied by the norm's weight; TOTALS: several parts of k in one block.
+template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
+struct Tile {
+    static constexpr int kThreads = WM * WN * 32;
+    static constexpr int kTM = BM / WM / 16;
+    static constexpr int kTN = BN / WN / 8;
+    static constexpr int kStageW = BM * static_cast<int>(kRowBytes);
+    static constexpr int kStageX = NORM ? 0 : BN * static_cast<int>(kRowBytes);
+    static constexpr int kStage = kStageW + kStageX;
+    static constexpr int kPartStride = BM + 4;
+    static constexpr int kSquaresBytes = NORM ? (BN * 4 + 127) / 128 * 128 : 0;
+    static_assert(BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
+
+    static size_t shared_bytes(uint32_t slab) {
+        const size_t ring = static_cast<size_t>(ST) * kStage + (NORM ? static_cast<size_t>(BN) * slab * 2 : 0);
+        const size_t part = static_cast<size_t>(BN) * kPartStride * 4;
+        return kSquaresBytes + (ring > part ? ring : part);
+    }
+};
+
+/// Which weight row local row `r` of tile `nt` is. With SwiGLU every 16 rows are 8 gate rows and their 8 up rows, so that
+/// one thread's accumulators hold both.
+template <int BM>
+__device__ __forceinline__ uint32_t weight_row(const TileArgs& a, uint32_t nt, uint32_t r) {
+    if (a.kind != Out::kSwiGlu) return nt * BM + r;
+    const uint32_t column = nt * (BM / 2) + r / 16 * 8 + (r & 7);
+    if (column >= a.columns) return a.n;
+    return (r & 8) != 0 ? a.columns + column : column;
+}
+
+/// Eight results of one row: bias, SwiGLU, residual and the store.
+template <class T>
+__device__ __forceinline__ void store8(const TileArgs& a, uint32_t row, uint32_t column, float (&y)[8], float (&up)[8],
+                                       bool early, const uint4& residual) {
+    const uint32_t count = min(8u, a.columns - column);
+    if (a.bias != nullptr) {
+        const T* bias = static_cast<const T*>(a.bias) + column;
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) {
+            if (i >= count) break;
+            y[i] += Ops<T>::to_float(bias[i]);
+            if (a.kind == Out::kSwiGlu) up[i] += Ops<T>::to_float(bias[a.columns + i]);
+        }
+    }
+    if (a.kind == Out::kSwiGlu) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = silu(y[i]) * up[i];
+    }
+    const size_t at = static_cast<size_t>(row) * a.columns + column;
+    const bool whole = a.columns % 8 == 0;
+    if (a.kind == Out::kF32) {
+        float* out = static_cast<float*>(a.out) + at;
+        if (whole) {
+            reinterpret_cast<float4*>(out)[0] = {y[0], y[1], y[2], y[3]};
+            reinterpret_cast<float4*>(out)[1] = {y[4], y[5], y[6], y[7]};
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < 8; ++i)
+                if (i < count) out[i] = y[i];
+        }
+        return;
+    }
+    T* out = static_cast<T*>(a.out) + at;
+    if (whole) {
+        if (a.kind == Out::kAdd) {
+            float old[8];
+            unpack8<T>(early ? residual : *reinterpret_cast<const uint4*>(out), old);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] += old[i];
+        }
+        *reinterpret_cast<uint4*>(out) = pack8<T>(y);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+        if (i >= count) break;
+        out[i] = Ops<T>::from_float(a.kind == Out::kAdd ? y[i] + Ops<T>::to_float(out[i]) : y[i]);
+    }
+}
+
+/// Fills the norm form's x: rows of this block's part of k times the norm's weight, and their sums of squares.
+template <class T, int BN, int WARPS>
+__device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint32_t k_begin, uint32_t words, T* slab,
+                                          float* squares) {
+    constexpr int kBatch = BN / WARPS < 1 ? 1 : (BN / WARPS > 4 ? 4 : BN / WARPS);
+    const uint32_t lane = threadIdx.x & 31;
+    for (uint32_t first = threadIdx.x >> 5; first < BN; first += WARPS * kBatch) {
+        float sums[kBatch] = {};
+        for (uint32_t word = lane; word < words; word += 32) {
+            const uint32_t e = k_begin + word * 8;
+            uint4 held[kBatch];
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                const uint32_t row = row0 + first + static_cast<uint32_t>(b * WARPS);
+                const bool in = first + static_cast<uint32_t>(b * WARPS) < BN && row < a.m && e < a.k;
+                held[b] = in ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + static_cast<size_t>(row) * a.k + e))
+                             : uint4{};
+            }
+            float g[8] = {};
+            if (e < a.k) {
+                const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
+                const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
+                g[0] = lo.x, g[1] = lo.y, g[2] = lo.z, g[3] = lo.w, g[4] = hi.x, g[5] = hi.y, g[6] = hi.z, g[7] = hi.w;
+            }
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                const uint32_t local = first + static_cast<uint32_t>(b * WARPS);
+                if (local >= BN) break;
+                float f[8];
+                unpack8<T>(held[b], f);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    sums[b] += f[i] * f[i];
+                    f[i] *= g[i];
+                }
+                *reinterpret_cast<uint4*>(slab + static_cast<size_t>(local) * a.slab + word * 8) = pack8<T>(f);
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+            const uint32_t local = first + static_cast<uint32_t>(b * WARPS);
+            const float sum = warp_sum(sums[b]);
+            if (lane == 0 && local < BN) squares[local] = sum;
+        }
+    }
+}
+
+template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
+__global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(const TileArgs a) {
+    using G = Tile<T, BM, BN, WM, WN, ST, NORM, TOTALS>;
+    extern __shared__ __align__(128) unsigned char shared[];
+    launch_dependents();
+    const uint32_t thread = threadIdx.x;
+    const uint32_t lane = thread & 31;
+    const uint32_t warp = thread >> 5;
+    const uint32_t rank = blockIdx.x % a.cluster;
+    const uint32_t unit = blockIdx.x / a.cluster;
+    const uint32_t per_band = a.band * a.n_tiles;
+    const uint32_t band0 = unit / per_band * a.band;
+    const uint32_t height = min(a.band, a.m_tiles - band0);
+    const uint32_t within = unit % per_band;
+    const uint32_t mt = band0 + within % height;
+    const uint32_t nt = within / height;
+    const uint32_t k_tiles = (a.k + kDepth - 1) / kDepth;
+    const uint32_t tile0 = a.cluster > 1 ? rank * k_tiles / a.splits : 0;
+    const uint32_t tile1 = a.cluster > 1 ? (rank + 1) * k_tiles / a.splits : k_tiles;
+    const uint32_t count = tile1 - tile0;
+    const uint32_t row0 = mt * BN;
+
+    float* squares = reinterpret_cast<float*>(shared);
+    unsigned char* ring = shared + G::kSquaresBytes;
+    const uint32_t ring_at = shared_address(ring);
+    T* slab = reinterpret_cast<T*>(ring + ST * G::kStageW);
+    const uint32_t slab_at = ring_at + ST * G::kStageW;
+
+    // Each thread copies the same word of a few rows, the rows kThreads / 8 apart.
+    constexpr int kCopyW = BM * 8 / G::kThreads;
+    constexpr int kCopyX = NORM ? 0 : (BN * 8 + G::kThreads - 1) / G::kThreads;
+    static_assert(BM * 8 % G::kThreads == 0 && G::kThreads / 8 % 8 == 0);
+    const uint32_t word = thread & 7;
+    const uint32_t copy_row = thread >> 3;
+    const uint32_t copy_at = copy_row * kRowBytes + ((word ^ (copy_row & 7)) << 4);
+    uint32_t w_row[kCopyW];
+#pragma unroll
+    for (int i = 0; i < kCopyW; ++i)
+        w_row[i] = weight_row<BM>(a, nt, copy_row + static_cast<uint32_t>(i * (G::kThreads / 8)));
+    const auto copy_w = [&](uint32_t tile, uint32_t stage) {
+        const uint32_t e = tile * kDepth + word * 8;
+#pragma unroll
+        for (int i = 0; i < kCopyW; ++i) {
+            const bool in = w_row[i] < a.n && e < a.k;
+            const T* src = static_cast<const T*>(a.w) + (in ? static_cast<size_t>(w_row[i]) * a.k + e : 0);
+            copy_async(ring_at + stage * G::kStageW + copy_at + static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes, src, in);
+        }
+    };
+    const auto copy_x = [&](uint32_t tile, uint32_t stage) {
+        const uint32_t e = tile * kDepth + word * 8;
+#pragma unroll
+        for (int i = 0; i < kCopyX; ++i) {
+            const uint32_t local = copy_row + static_cast<uint32_t>(i * (G::kThreads / 8));
+            const uint32_t row = row0 + local;
+            const bool in = row < a.m && e < a.k;
+            const T* src = static_cast<const T*>(a.x) + (in ? static_cast<size_t>(row) * a.k + e : 0);
+            if (BN * 8 % G::kThreads == 0 || local < BN)
+                copy_async(ring_at + ST * G::kStageW + stage * G::kStageX + copy_at +
+                               static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes,
+                           src, in);
+        }
+    };
+
+    // Weights of the first ST tiles, a group each; then x, likewise. Each turn of the loop below commits one more, the
+    // first an empty one, so tile t is in when ST - 1 later groups are out, or ST - 2 from t = ST on.
+#pragma unroll
+    for (uint32_t s = 0; s < ST; ++s) {
+        if (s < count) copy_w(tile0 + s, s);
+        copy_commit();
+    }
+    wait_prerequisites();
+    if constexpr (NORM) {
+        fill_slab<T, BN, WM * WN>(a, row0, tile0 * kDepth, count * (kDepth / 8), slab, squares);
+    } else {
+#pragma unroll
+        for (uint32_t s = 0; s < ST; ++s) {
+            if (s < count) copy_x(tile0 + s, s);
+            copy_commit();
+        }
+    }
+    // The results this thread finishes: groups of eight columns of a row, dealt over the cluster.
+    const bool gated = a.kind == Out::kSwiGlu;
+    const uint32_t groups = gated ? BM / 16 : BM / 8;
+    const uint32_t items = min(static_cast<uint32_t>(BN), a.m - row0) * groups;
+    const uint32_t column0 = nt * (gated ? BM / 2 : BM);
+    const uint32_t item0 = rank * G::kThreads + thread;
+    uint4 residual = {};
+    const bool early = a.kind == Out::kAdd && a.columns % 8 == 0 && BN < 128;
+    if (early && item0 < items && column0 + item0 % groups * 8 < a.columns)
+        residual = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.out) +
+                                                         static_cast<size_t>(row0 + item0 / groups) * a.columns + column0 +
+                                                         item0 % groups * 8));
+
+    const uint32_t wm = warp % WM;
+    const uint32_t wn = warp / WM;
+    const uint32_t a_row = wm * (BM / WM) + (lane & 15);
+    const uint32_t a_at = a_row * kRowBytes;
+    const uint32_t a_word = lane >> 4;
+    const uint32_t b_row = wn * (BN / WN) + (lane & 7) + (G::kTN == 1 ? 0 : ((lane >> 4) << 3));
+    const uint32_t b_word = (lane >> 3) & 1;
+    const uint32_t flip = lane & 7;
+    float acc[G::kTM][G::kTN][4] = {};
+    float total[TOTALS ? G::kTM : 1][TOTALS ? G::kTN : 1][4] = {};
+    uint32_t part = 1;  // parts of k begun, where the block does several
+    uint32_t part_end = TOTALS && a.cluster == 1 ? k_tiles / a.splits : k_tiles;
+
+    uint32_t stage = 0;
+    for (uint32_t t = 0; t < count; ++t) {
+        if (t < ST)
+            copy_wait<ST - 1>();
+        else
+            copy_wait<ST - 2>();
+        __syncthreads();
+        // The stage of the tile before is free now; the first ST tiles are on their way already.
+        if (t > 0 && t + ST - 1 < count) {
+            const uint32_t free_stage = stage == 0 ? ST - 1 : stage - 1;
+            copy_w(tile0 + t + ST - 1, free_stage);
+            if constexpr (!NORM) copy_x(tile0 + t + ST - 1, free_stage);
+        }
+        copy_commit();
+        const uint32_t w_at = ring_at + stage * G::kStageW;
+        const uint32_t x_at = NORM ? slab_at + t * kRowBytes : slab_at + stage * G::kStageX;
+#pragma unroll
+        for (uint32_t step = 0; step < kDepth / 16; ++step) {
+            uint32_t af[G::kTM][4];
+            uint32_t bf[G::kTN][2];
+#pragma unroll
+            for (int i = 0; i < G::kTM; ++i)
+                ldmatrix4(af[i], w_at + a_at + static_cast<uint32_t>(i) * 16 * kRowBytes + (((step * 2 + a_word) ^ flip) << 4));
+            const auto b_address = [&](uint32_t j) {
+                if constexpr (NORM)
+                    return x_at + (b_row + j * 8) * a.slab * 2 + (step * 2 + b_word) * 16;
+                else
+                    return x_at + (b_row + j * 8) * kRowBytes + (((step * 2 + b_word) ^ flip) << 4);
+            };
+            if constexpr (G::kTN == 1) {
+                ldmatrix2(bf[0], b_address(0));
+            } else {
+#pragma unroll
+                for (int j = 0; j < G::kTN; j += 2) {
+                    uint32_t both[4];
+                    ldmatrix4(both, b_address(static_cast<uint32_t>(j)));
+                    bf[j][0] = both[0], bf[j][1] = both[1], bf[j + 1][0] = both[2], bf[j + 1][1] = both[3];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < G::kTM; ++i)
+#pragma unroll
+                for (int j = 0; j < G::kTN; ++j) mma<T>(acc[i][j], af[i], bf[j]);
+        }
+        if constexpr (TOTALS) {
+            if (tile0 + t + 1 == part_end && a.splits > 1 && a.cluster == 1) {
+#pragma unroll
+                for (int i = 0; i < G::kTM; ++i)
+#pragma unroll
+                    for (int j = 0; j < G::kTN; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            total[i][j][e] = part == 1 ? acc[i][j][e] : total[i][j][e] + acc[i][j][e];
+                            acc[i][j][e] = 0;
+                        }
+                ++part;
+                part_end = part * k_tiles / a.splits;
+            }
+        }
+        stage = stage + 1 == ST ? 0 : stage + 1;
+    }
+    copy_wait<0>();
+    __syncthreads();
+
+    // Sums to shared memory as [row of x][row of w], over what the ring held.
+    float* sums = reinterpret_cast<float*>(ring);
+    const bool from_total = TOTALS && a.splits > 1 && a.cluster == 1;
+#pragma unroll
+    for (int i = 0; i < G::kTM; ++i)
+#pragma unroll
+        for (int j = 0; j < G::kTN; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const uint32_t n_at = wm * (BM / WM) + static_cast<uint32_t>(i) * 16 + (lane >> 2) + (e >= 2 ? 8 : 0);
+                const uint32_t m_at = wn * (BN / WN) + static_cast<uint32_t>(j) * 8 + (lane & 3) * 2 + (e & 1);
+                float v = acc[i][j][e];
+                if constexpr (TOTALS) v = from_total ? total[i][j][e] : v;
+                sums[m_at * G::kPartStride + n_at] = v;
+            }
+    if (a.cluster > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+
+    for (uint32_t item = item0; item < items; item += a.cluster * G::kThreads) {
+        const uint32_t row = item / groups;
+        const uint32_t group = item % groups;
+        const uint32_t column = column0 + group * 8;
+        if (column >= a.columns) continue;
+        const uint32_t at = row * G::kPartStride + group * (gated ? 16 : 8);
+        float y[8];
+        float up[8] = {};
+        float square = 0;
+        if (a.cluster == 1) {
+            const float4* from = reinterpret_cast<const float4*>(sums + at);
+            const float4 lo = from[0];
+            const float4 hi = from[1];
+            y[0] = lo.x, y[1] = lo.y, y[2] = lo.z, y[3] = lo.w, y[4] = hi.x, y[5] = hi.y, y[6] = hi.z, y[7] = hi.w;
+            if (gated) {
+                const float4 ulo = from[2];
+                const float4 uhi = from[3];
+                up[0] = ulo.x, up[1] = ulo.y, up[2] = ulo.z, up[3] = ulo.w;
+                up[4] = uhi.x, up[5] = uhi.y, up[6] = uhi.z, up[7] = uhi.w;
+            }
+            if constexpr (NORM) square = squares[row];
+        } else {
+#pragma unroll
+            for (float& v : y) v = 0;
+            for (uint32_t r = 0; r < a.cluster; ++r) {
+                const uint32_t from = cluster_address(ring_at + at * 4, r);
+                const float4 lo = cluster_load4(from);
+                const float4 hi = cluster_load4(from + 16);
+                const float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+                for (int i = 0; i < 8; ++i) y[i] = r == 0 ? v[i] : y[i] + v[i];
+                if (gated) {
+                    const float4 ulo = cluster_load4(from + 32);
+                    const float4 uhi = cluster_load4(from + 48);
+                    const float u[8] = {ulo.x, ulo.y, ulo.z, ulo.w, uhi.x, uhi.y, uhi.z, uhi.w};
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) up[i] = r == 0 ? u[i] : up[i] + u[i];
+                }
+                if constexpr (NORM) square += cluster_load(cluster_address(shared_address(squares + row), r));
+            }
+        }
+        if constexpr (NORM) {
+            const float scale = rsqrtf(square / static_cast<float>(a.k) + a.eps);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] *= scale, up[i] *= scale;
+        }
+        store8<T>(a, row0 + row, column, y, up, early && item == item0, residual);
+    }
+    if (a.cluster > 1) cluster_sync();  // no block may end while another reads its sums
+}
+
+}  // namespace baton::backend::cuda::gemm

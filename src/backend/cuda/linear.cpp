@@ -1,0 +1,265 @@
+// Linear: which kernels a product runs on, and in what order where the chosen one does not fuse all of it.
+#include <algorithm>
+#include <cstdio>
+
+#include "backend/cuda/linear_impl.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+constexpr size_t kScratchMax = size_t{128} << 20;  // bytes of each intermediate buffer, unless one row is larger
+constexpr uint32_t kRowsLimit = 1u << (kBuckets - 1);
+constexpr uint32_t kChunk = 256;  // elements of k a warp of the matrix-vector kernel reads at once
+
+bool needs_wide(const Matrix& matrix) { return matrix.out == Out::kSwiGlu; }
+
+uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+uint32_t deterministic_splits(uint32_t n, uint32_t k) {
+    const uint32_t tiles = ceil_div(k, 64);
+    uint32_t splits = n <= 1536 ? 8 : (n <= 3072 ? 4 : 1);
+    while (splits > 1 && splits * 2 > tiles) splits /= 2;
+    return splits;
+}
+
+Expected<std::unique_ptr<Linear>> Linear::create(const LinearOptions& options) {
+    BATON_TRY_ASSIGN(std::unique_ptr<Linear> linear, LinearImpl::make(options));
+    return linear;
+}
+
+Expected<std::unique_ptr<LinearImpl>> LinearImpl::make(const LinearOptions& options) {
+    if (options.rows_max == 0 || options.rows_max > kRowsLimit)
+        return fail(ErrorCode::kInvalidArgument, "linear: rows_max must be within 1.." + std::to_string(kRowsLimit));
+    std::unique_ptr<LinearImpl> linear(new LinearImpl);
+    linear->options_ = options;
+    int device = 0;
+    BATON_CUDA_TRY(cudaGetDevice(&device), "the current device");
+    cudaDeviceProp properties = {};
+    BATON_CUDA_TRY(cudaGetDeviceProperties(&properties, device), "the device's properties");
+    linear->multiprocessors_ = static_cast<uint32_t>(properties.multiProcessorCount);
+    linear->pdl_ = properties.major == 9;
+    BATON_CUDA_TRY(tile_prepare(linear->limits_), "preparing the product kernels");
+    BATON_TRY_ASSIGN(linear->lt_, Lt::create());
+    linear->identity_ = {properties.name, Lt::version()};
+    linear->cached_ = load_choices(options.cache_folder, linear->identity_);
+    return linear;
+}
+
+ShapeKey LinearImpl::key_of(const Matrix& matrix) const {
+    return {options_.elem, matrix.out, matrix.bias != nullptr, matrix.norm != nullptr, options_.deterministic, matrix.n, matrix.k};
+}
+
+Product LinearImpl::product_of(const Matrix& matrix, const void* x, uint32_t m, void* out) const {
+    return {options_.elem, matrix, x, m, out};
+}
+
+bool LinearImpl::valid(const Matrix& matrix) const {
+    if (matrix.w == nullptr || matrix.n == 0 || matrix.k == 0 || matrix.k % 8 != 0) return false;
+    return matrix.out != Out::kSwiGlu || matrix.n % 16 == 0;
+}
+
+LinearImpl::Entry& LinearImpl::entry_of(const Matrix& matrix) {
+    const ShapeKey key = key_of(matrix);
+    for (const auto& entry : entries_)
+        if (entry->key == key) return *entry;
+    entries_.push_back(std::make_unique<Entry>());
+    entries_.back()->key = key;
+    entries_.back()->checked.resize(options_.rows_max + 1);
+    return *entries_.back();
+}
+
+uint32_t LinearImpl::rows_of(uint32_t bucket) const { return std::min(options_.rows_max, 1u << bucket); }
+
+uint32_t LinearImpl::chunk_rows(const Matrix& matrix) const {
+    const size_t row = 2 * size_t{std::max(matrix.norm != nullptr ? matrix.k : 1, needs_wide(matrix) ? matrix.n : 1)};
+    size_t rows = std::max<size_t>(1, kScratchMax / row);
+    if (rows > 256) rows = rows / 256 * 256;
+    return static_cast<uint32_t>(std::min<size_t>(options_.rows_max, rows));
+}
+
+Expected<void> LinearImpl::reserve(const Matrix& matrix) {
+    const size_t rows = chunk_rows(matrix);
+    const size_t normed = matrix.norm != nullptr ? rows * matrix.k * 2 : 0;
+    const size_t wide = needs_wide(matrix) ? rows * matrix.n * 2 : 0;
+    if (normed > normed_.size()) {
+        normed_ = DeviceBuffer();
+        BATON_TRY_ASSIGN(normed_, DeviceBuffer::make(normed, "normalised rows"));
+    }
+    if (wide > wide_.size()) {
+        wide_ = DeviceBuffer();
+        BATON_TRY_ASSIGN(wide_, DeviceBuffer::make(wide, "gate and up rows"));
+    }
+    return {};
+}
+
+size_t LinearImpl::bytes() const { return normed_.size() + wide_.size() + Lt::bytes(); }
+
+bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) const {
+    Product product = product_of(matrix, nullptr, m, nullptr);
+    switch (choice.kind) {
+        case Kind::kLt: return !options_.deterministic && lt_->check(product, choice.algo);
+        case Kind::kGemv: return !options_.deterministic && gemv_takes(product, choice.gemv);
+        case Kind::kTile:
+            if (options_.deterministic &&
+                (choice.tile.splits != deterministic_splits(matrix.n, matrix.k) || choice.tile.norm_fused))
+                return false;
+            return tile_takes(product, choice.tile, limits_);
+    }
+    return false;
+}
+
+void LinearImpl::add_gemv(const Product& product, std::vector<Choice>& found) const {
+    const auto shapes = gemv_shapes();
+    const uint32_t rows = product.m <= 2 ? product.m : 4;
+    const uint32_t chunks = ceil_div(product.matrix.k, kChunk);
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        if (shapes[v].m_max != rows) continue;
+        for (const uint32_t warps : {1u, 2u, 4u, 8u}) {
+            const uint32_t each = ceil_div(chunks, warps);
+            const uint32_t passes = ceil_div(each, shapes[v].chunks);
+            if (each * 2 <= shapes[v].chunks || (passes > 2 && warps < 8) || warps > chunks) continue;
+            Choice choice;
+            choice.kind = Kind::kGemv;
+            choice.gemv = {static_cast<uint8_t>(v), static_cast<uint8_t>(warps)};
+            if (gemv_takes(product, choice.gemv)) found.push_back(choice);
+        }
+    }
+}
+
+void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) const {
+    const auto shapes = tile_shapes();
+    const bool fixed = options_.deterministic;
+    const uint32_t fixed_splits = deterministic_splits(product.matrix.n, product.matrix.k);
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const TileShape& shape = shapes[v];
+        const uint32_t m_tiles = ceil_div(product.m, shape.cols);
+        if (shape.cols > 8 && shape.cols >= 2 * product.m) continue;  // a narrower one does
+        if (m_tiles > 1 && shape.cols < 64) continue;
+        if (!fixed && shape.cols >= 128) continue;
+        const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
+        for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
+            if (fixed && splits != fixed_splits) continue;
+            if (!fixed && splits > 1 && blocks * splits >= 6 * multiprocessors_) continue;
+            if (!fixed && splits < 8 && blocks * splits * 3 <= multiprocessors_) continue;
+            for (const bool cluster : {false, true})
+                for (const bool fused : {false, true}) {
+                    if (cluster != (splits > 1) && !(fixed && !cluster)) continue;
+                    if (fused && (fixed || product.matrix.norm == nullptr)) continue;
+                    Choice choice;
+                    choice.kind = Kind::kTile;
+                    choice.tile = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), cluster, fused};
+                    if (tile_takes(product, choice.tile, limits_)) found.push_back(choice);
+                }
+        }
+    }
+}
+
+std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) const {
+    const Product product = product_of(matrix, nullptr, m, nullptr);
+    std::vector<Choice> found;
+    if (!options_.deterministic) {
+        if (m <= 4) add_gemv(product, found);
+        for (const LtAlgo& algo : lt_->heuristics(product, 8)) {
+            Choice choice;
+            choice.algo = algo;
+            found.push_back(choice);
+        }
+    }
+    if (options_.deterministic || found.empty() || (m > 1 && m <= 128)) add_tile(product, found);
+    return found;
+}
+
+Choice LinearImpl::untuned(const Matrix& matrix, uint32_t m) const {
+    const std::vector<Choice> found = candidates(matrix, m);
+    return found.empty() ? Choice{} : found.front();
+}
+
+const Choice& LinearImpl::chosen(const Matrix& matrix, uint32_t m) {
+    Entry& entry = entry_of(matrix);
+    const uint32_t bucket = bucket_of(m);
+    Choice& choice = entry.by_bucket[bucket];
+    if (!entry.known[bucket]) {
+        choice = untuned(matrix, rows_of(bucket));
+        entry.known[bucket] = true;
+    }
+    if (choice.kind != Kind::kLt) return choice;
+    // The algorithm was found for the bucket's largest m; the library says whether it does for this one.
+    uint8_t& checked = entry.checked[m];
+    if (checked == 0) {
+        checked = takes(matrix, m, choice) ? 1 : 2;
+        if (checked == 2) entry.others[m] = untuned(matrix, m);
+    }
+    return checked == 1 ? choice : entry.others[m];
+}
+
+cudaError_t LinearImpl::run(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out) {
+    if (m == 0) return cudaSuccess;
+    if (m > options_.rows_max || !valid(matrix)) return cudaErrorInvalidValue;
+    return run_as(launch, matrix, x, m, out, chosen(matrix, m));
+}
+
+cudaError_t LinearImpl::run_as(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out,
+                               const Choice& choice) {
+    const bool normed = matrix.norm != nullptr && (choice.kind == Kind::kLt || (choice.kind == Kind::kTile && !choice.tile.norm_fused));
+    const bool wide = needs_wide(matrix) && choice.kind == Kind::kLt;
+    if (!normed && !wide) return run_rows(launch, matrix, x, m, out, choice);
+    const uint32_t chunk = chunk_rows(matrix);
+    if ((normed && normed_.size() < size_t{chunk} * matrix.k * 2) || (wide && wide_.size() < size_t{chunk} * matrix.n * 2))
+        return cudaErrorInvalidValue;
+    const size_t out_row = size_t{result_columns(matrix)} * (matrix.out == Out::kF32 ? 4 : 2);
+    for (uint32_t first = 0; first < m; first += chunk) {
+        const uint32_t rows = std::min(chunk, m - first);
+        const void* from = static_cast<const std::byte*>(x) + size_t{first} * matrix.k * 2;
+        void* to = static_cast<std::byte*>(out) + first * out_row;
+        Matrix plain = matrix;
+        if (normed) {
+            if (const auto e = rms_norm(launch, options_.elem, from, matrix.norm, matrix.eps, rows, matrix.k, normed_.data());
+                e != cudaSuccess)
+                return e;
+            from = normed_.data();
+            plain.norm = nullptr;
+        }
+        if (const auto e = run_rows(launch, plain, from, rows, wide ? wide_.data() : to, choice); e != cudaSuccess) return e;
+        if (wide)
+            if (const auto e = swiglu(launch, options_.elem, wide_.data(), rows, matrix.n / 2, to); e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t LinearImpl::run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out,
+                                 const Choice& choice) {
+    const Product product = product_of(matrix, x, m, out);
+    if (choice.kind == Kind::kGemv) return gemv(launch, product, choice.gemv);
+    if (choice.kind == Kind::kTile) return tile(launch, product, choice.tile);
+    if (const auto e = lt_->run(launch.stream, product, choice.algo); e != cudaSuccess) return e;
+    if (matrix.bias == nullptr || Lt::takes_bias(matrix)) return cudaSuccess;
+    return add_bias_f32(launch, options_.elem, matrix.bias, m, matrix.n, static_cast<float*>(out));
+}
+
+std::string LinearImpl::choices() const {
+    constexpr double kBandwidth = 4.3e6;  // bytes a microsecond: what an H200 copies
+    static constexpr const char* kOuts[] = {"store", "add", "swiglu", "f32"};
+    std::string text;
+    for (const auto& entry : entries_)
+        for (uint32_t b = 0; b < kBuckets; ++b) {
+            if (!entry->known[b]) continue;
+            const ShapeKey& key = entry->key;
+            const Choice& choice = entry->by_bucket[b];
+            const double m = rows_of(b);
+            const double bytes = 2.0 * key.n * key.k + 2.0 * m * key.k + m * key.n * (key.out == Out::kF32 ? 4 : 2);
+            char line[200];
+            std::snprintf(line, sizeof line, "%u x %u %s%s m %.0f: %s, %.2f us, %.0f %% of the memory floor, %.0f TFLOP/s\n", key.n,
+                          key.k, kOuts[static_cast<size_t>(key.out)], key.norm ? " norm" : "", m, describe(choice).c_str(),
+                          static_cast<double>(choice.microseconds),
+                          choice.microseconds > 0 ? 100.0 * bytes / kBandwidth / static_cast<double>(choice.microseconds) : 0.0,
+                          choice.microseconds > 0 ? 2e-6 * m * key.n * key.k / static_cast<double>(choice.microseconds) : 0.0);
+            text += line;
+        }
+    if (!cache_error_.empty()) text += cache_error_ + "\n";
+    return text;
+}
+
+}  // namespace baton::backend::cuda

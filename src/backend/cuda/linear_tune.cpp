@@ -1,0 +1,190 @@
+// Tuning: every candidate as a chain in a graph over copies of the weights that no cache holds, the quickest kept.
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "backend/cuda/linear_impl.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+constexpr size_t kColdBytes = size_t{160} << 20;  // more than an L2 holds
+constexpr uint32_t kCopiesMax = 32;
+constexpr size_t kBenchMax = size_t{1} << 30;     // bytes of x or of results
+constexpr double kChainUs = 150;                  // a measurement's chain should take about this
+constexpr float kHopeless = 1.5f;                 // no second look at a candidate this much slower than the best
+
+}  // namespace
+
+/// Device memory of one tuning: x, results, copies of the weights; and what measuring needs.
+struct LinearImpl::Bench {
+    cudaStream_t stream = nullptr;
+    DeviceBuffer x;
+    DeviceBuffer out;
+    DeviceBuffer copies;
+    uint32_t copy_count = 1;
+    uint32_t rows = 0;  // largest m that fits
+    Handle<cudaEvent_t, cudaEventDestroy> begin;
+    Handle<cudaEvent_t, cudaEventDestroy> end;
+
+    [[nodiscard]] const void* weights(const Matrix& matrix, uint32_t i) const {
+        const uint32_t at = i % copy_count;
+        const size_t bytes = size_t{matrix.n} * matrix.k * 2;
+        return at == 0 ? matrix.w : copies.data() + (at - 1) * bytes;
+    }
+    Expected<void> make(const Matrix& matrix, uint32_t rows_max, cudaStream_t on);
+};
+
+Expected<void> LinearImpl::Bench::make(const Matrix& matrix, uint32_t rows_max, cudaStream_t on) {
+    stream = on;
+    const size_t x_row = size_t{matrix.k} * 2;
+    const size_t out_row = size_t{result_columns(matrix)} * 4;
+    for (rows = rows_max;; rows /= 2) {
+        if (rows > 1 && rows * std::max(x_row, out_row) > kBenchMax) continue;
+        auto a = DeviceBuffer::make(rows * x_row, "tuning");
+        auto b = DeviceBuffer::make(rows * out_row, "tuning");
+        if (a && b) {
+            x = std::move(*a);
+            out = std::move(*b);
+            break;
+        }
+        if (rows <= 1) return fail(a ? b.error() : a.error());
+    }
+    const size_t bytes = size_t{matrix.n} * matrix.k * 2;
+    const auto wanted = static_cast<uint32_t>(std::min<size_t>(kCopiesMax, (kColdBytes + bytes - 1) / bytes));
+    for (copy_count = wanted; copy_count > 1; copy_count /= 2)
+        if (auto memory = DeviceBuffer::make((copy_count - 1) * bytes, "tuning")) {
+            copies = std::move(*memory);
+            break;
+        }
+    copy_count = std::max(copy_count, 1u);
+    for (uint32_t i = 1; i < copy_count; ++i)
+        BATON_CUDA_TRY(cudaMemcpyAsync(copies.data() + (i - 1) * bytes, matrix.w, bytes, cudaMemcpyDeviceToDevice, on), "tuning");
+    for (size_t done = 0; done < rows * x_row; done += bytes)  // rows of x are weights: values as good as any
+        BATON_CUDA_TRY(cudaMemcpyAsync(x.data() + done, matrix.w, std::min(bytes, rows * x_row - done), cudaMemcpyDeviceToDevice, on),
+                       "tuning");
+    BATON_CUDA_TRY(cudaMemsetAsync(out.data(), 0, rows * out_row, on), "tuning");
+    cudaEvent_t events[2] = {};
+    BATON_CUDA_TRY(cudaEventCreate(&events[0]), "an event");
+    begin = Event(events[0]);
+    BATON_CUDA_TRY(cudaEventCreate(&events[1]), "an event");
+    end = Event(events[1]);
+    return {};
+}
+
+Expected<void> LinearImpl::measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us) {
+    const double bytes = 2.0 * matrix.n * matrix.k + 2.0 * m * (matrix.k + matrix.n);
+    const double floor_us = 2 + std::max(bytes / 4e6, 2e-6 * m * matrix.n * matrix.k / 600);
+    const uint32_t most = std::max(2u, bench.copy_count);
+    const uint32_t links = std::clamp(static_cast<uint32_t>(kChainUs / floor_us), 2u, most);
+    const Launch launch = {bench.stream, pdl_};
+    cudaGraph_t graph = nullptr;
+    BATON_CUDA_TRY(cudaStreamBeginCapture(bench.stream, cudaStreamCaptureModeThreadLocal), "tuning");
+    cudaError_t status = cudaSuccess;
+    for (uint32_t i = 0; i < links && status == cudaSuccess; ++i) {
+        Matrix copy = matrix;
+        copy.w = bench.weights(matrix, i);
+        status = run_as(launch, copy, bench.x.data(), m, bench.out.data(), choice);
+    }
+    const cudaError_t ended = cudaStreamEndCapture(bench.stream, &graph);
+    cudaGraphExec_t exec = nullptr;
+    if (status == cudaSuccess) status = ended;
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    const GraphExec owner(exec);
+    choice.microseconds = std::numeric_limits<float>::infinity();
+    if (status != cudaSuccess) {  // a candidate that cannot run is not chosen
+        static_cast<void>(cudaGetLastError());
+        return {};
+    }
+    ++measured_;
+    for (int round = 0; round < 3; ++round) {
+        BATON_CUDA_TRY(cudaEventRecord(bench.begin.get(), bench.stream), "tuning");
+        BATON_CUDA_TRY(cudaGraphLaunch(exec, bench.stream), "tuning");
+        BATON_CUDA_TRY(cudaEventRecord(bench.end.get(), bench.stream), "tuning");
+        BATON_CUDA_TRY(cudaEventSynchronize(bench.end.get()), "a product kernel");
+        float ms = 0;
+        BATON_CUDA_TRY(cudaEventElapsedTime(&ms, bench.begin.get(), bench.end.get()), "tuning");
+        const float us = ms * 1000.0f / static_cast<float>(links);
+        if (round > 0) choice.microseconds = std::min(choice.microseconds, us);
+        if (round > 0 && us > limit_us) break;
+        if (round == 0 && ms > 2.0f && us > 3 * limit_us) {
+            choice.microseconds = us;
+            break;
+        }
+    }
+    return {};
+}
+
+Expected<std::vector<Choice>> LinearImpl::measure_all(const Matrix& matrix, uint32_t m, Bench& bench) {
+    std::vector<Choice> found = candidates(matrix, m);
+    float best = std::numeric_limits<float>::infinity();
+    for (Choice& choice : found) {
+        BATON_TRY(measure(matrix, bench, m, choice, best * kHopeless));
+        best = std::min(best, choice.microseconds);
+    }
+    std::stable_sort(found.begin(), found.end(), [](const Choice& a, const Choice& b) { return a.microseconds < b.microseconds; });
+    return found;
+}
+
+Expected<std::vector<Choice>> LinearImpl::measure_all(const Matrix& matrix, uint32_t m, cudaStream_t stream) {
+    BATON_TRY(reserve(matrix));
+    Bench bench;
+    BATON_TRY(bench.make(matrix, m, stream));
+    if (bench.rows < m) return fail(ErrorCode::kUnavailable, "no device memory to measure " + std::to_string(m) + " rows");
+    return measure_all(matrix, m, bench);
+}
+
+Expected<void> LinearImpl::tune_bucket(const Matrix& matrix, Bench& bench, Entry& entry, uint32_t bucket) {
+    const uint32_t m = rows_of(bucket);
+    BATON_TRY_ASSIGN(const std::vector<Choice> found, measure_all(matrix, m, bench));
+    if (found.empty() || found.front().microseconds == std::numeric_limits<float>::infinity())
+        return fail(ErrorCode::kUnsupported, "no kernel for a product of " + std::to_string(matrix.n) + " x " +
+                                                 std::to_string(matrix.k) + " with " + std::to_string(m) + " rows");
+    const Choice& best = found.front();
+    entry.by_bucket[bucket] = best;
+    entry.known[bucket] = true;
+    cached_[{entry.key, bucket}] = best;
+    return {};
+}
+
+Expected<void> LinearImpl::tune(const Matrix& matrix, cudaStream_t stream) {
+    if (!valid(matrix))
+        return fail(ErrorCode::kUnsupported, "a product of " + std::to_string(matrix.n) + " x " + std::to_string(matrix.k) +
+                                                 ": k must be a multiple of 8, and n of 16 with SwiGLU");
+    const auto began = std::chrono::steady_clock::now();
+    BATON_TRY(reserve(matrix));
+    Entry& entry = entry_of(matrix);
+    const uint32_t last = bucket_of(options_.rows_max);
+    std::vector<uint32_t> missing;
+    for (uint32_t b = 0; b <= last; ++b) {
+        if (entry.known[b]) continue;
+        const auto found = cached_.find({entry.key, b});
+        if (found != cached_.end() && takes(matrix, rows_of(b), found->second)) {
+            entry.by_bucket[b] = found->second;
+            entry.known[b] = true;
+        } else {
+            missing.push_back(b);
+        }
+    }
+    if (missing.empty()) return {};
+    Bench bench;
+    BATON_TRY(bench.make(matrix, options_.rows_max, stream));
+    for (const uint32_t b : missing)
+        if (rows_of(b) <= bench.rows) BATON_TRY(tune_bucket(matrix, bench, entry, b));
+    BATON_CUDA_TRY(cudaStreamSynchronize(stream), "tuning");
+    tuned_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+    if (auto saved = save(); !saved) cache_error_ = std::move(saved).error().message;
+    return {};
+}
+
+Expected<void> LinearImpl::save() {
+    if (options_.cache_folder.empty()) return {};
+    Choices all = load_choices(options_.cache_folder, identity_);  // what others tuned meanwhile
+    for (const auto& [where, choice] : cached_) all[where] = choice;
+    cached_ = std::move(all);
+    return save_choices(options_.cache_folder, identity_, cached_);
+}
+
+}  // namespace baton::backend::cuda
