@@ -8,6 +8,8 @@
 #include "baton/base/fd.hpp"
 #include "baton/cli/bench.hpp"
 #include "baton/model/model.hpp"
+#include "cli/bench_cuda.hpp"
+#include "cli/bench_shapes.hpp"
 #include "cli/client_session.hpp"
 
 /// `baton bench engine`: the compute of one replica alone, through the same plan and backend a replica uses.
@@ -76,10 +78,8 @@ struct Speeds {
 
 double per_second(uint64_t count, int64_t us) { return static_cast<double>(count) * 1e6 / static_cast<double>(std::max<int64_t>(us, 1)); }
 
-Expected<Speeds> measure(const BenchEngineOptions& o) {
+Expected<Speeds> measure(const BenchEngineOptions& o, const backend::Plan& plan, int64_t load_start) {
     Speeds speeds;
-    const int64_t load_start = steady_now_us();
-    BATON_TRY_ASSIGN(const backend::Plan plan, model::load_plan(o.model_path));
     backend::CpuOptions options;
     options.threads = o.threads;
     options.isa = o.isa;
@@ -114,7 +114,18 @@ Expected<Speeds> measure(const BenchEngineOptions& o) {
 }  // namespace
 
 int run_bench_engine(const BenchEngineOptions& o) {
-    const auto speeds = measure(o);
+    if (o.model_path.empty() == o.shape.empty()) {
+        complain("give either --model-path or --shape (" + shape_names() + ")");
+        return kUsage;
+    }
+    const int64_t load_start = steady_now_us();
+    const auto plan = o.shape.empty() ? model::load_plan(o.model_path) : random_plan(o.shape);
+    if (!plan) {
+        complain(plan.error().message);
+        return kFailed;
+    }
+    if (o.device != "cpu") return run_bench_cuda(o, *plan);
+    const auto speeds = measure(o, *plan, load_start);
     if (!speeds) {
         complain(speeds.error().message);
         return kFailed;

@@ -199,7 +199,15 @@ void add_bench(CLI::App& app, Options& o) {
     });
     CLI::App* engine = bench->add_subcommand("engine", "prefill and decode speed of one replica, without HTTP");
     BenchEngineOptions& e = o.bench_engine;
-    engine->add_option("--model-path", e.model_path, "file or folder")->required();
+    engine->add_option("--model-path", e.model_path, "file or folder");
+    engine->add_option("--shape", e.shape, "random weights of a known model's sizes instead, e.g. qwen3-0.6b");
+    engine->add_option("--device", e.device, "cpu, cuda or cuda:N");
+    engine->add_option("--batches", e.batches, "GPU: decode batches")->delimiter(',')->check(CLI::Range(1u, 1024u));
+    engine->add_option("--contexts", e.contexts, "GPU: contexts of the decode steps")->delimiter(',')->check(CLI::Range(2u, 1'000'000u));
+    engine->add_option("--prompts", e.prompts, "GPU: lengths of prompts")->delimiter(',')->check(CLI::Range(1u, 65'536u));
+    engine->add_option("--block-tokens", e.block_tokens, "GPU: 16, 32 or 64")->check(CLI::IsMember({16, 32, 64}));
+    engine->add_flag("--deterministic", e.deterministic, "GPU: bits that do not depend on the batch");
+    engine->add_flag("--tuning", e.tuning, "GPU: print which kernels were chosen");
     engine->add_option("--prompt-tokens", e.prompt_tokens, "")->check(CLI::Range(1u, 1'000'000u));
     engine->add_option("--decode-tokens", e.decode_tokens, "")->check(CLI::Range(1u, 1'000'000u));
     engine->add_option("--threads", e.threads, "0: one per core")->check(CLI::Range(0u, 1024u));

@@ -37,10 +37,22 @@ struct CudaOptions {
     bool deterministic = false;
     bool kv_first = false;           ///< PoolOrder::kKvFirst instead of kBlockFirst
     std::string cache_folder;        ///< for what was tuned; empty: tuned anew at each load
+    bool keep_logits = false;        ///< for tests: DeviceBackend::debug_logits works
+    bool noise = false;              ///< for benchmarks: the pool starts with random values instead of zeros
+};
+
+/// What a GPU reaches in plain operations, measured now: the ceilings that a benchmark's figures are shares of.
+struct CudaCalibration {
+    double copy_bytes_per_s = 0;    ///< device to device, bytes read and written
+    double gemm_flops_per_s = 0;    ///< bf16, 8192 x 8192 x 8192
+    double upload_bytes_per_s = 0;  ///< from pinned host memory
 };
 
 /// Opens the module and lists the GPUs. Errors: kUnavailable with the reason (no module in this build, no driver, no GPU).
 [[nodiscard]] Expected<std::vector<CudaDevice>> cuda_devices();
+
+/// Takes about 100 ms and 512 MiB of the device.
+[[nodiscard]] Expected<CudaCalibration> cuda_calibrate(uint32_t device);
 
 /// Loads the plan's weights onto the device (quantised ones become bf16 or fp16), tunes, captures graphs. Errors name the
 /// bytes needed and free, the GPU index and what is there, the tensor or size that does not fit.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace baton::cli {
 
@@ -36,8 +37,17 @@ struct BenchEngineOptions {
     uint32_t repeat = 1;   ///< the best of that many runs counts
     std::string isa;       ///< see backend::CpuOptions
     bool json = false;
+    std::string device = "cpu";  ///< "cpu", "cuda" or "cuda:N"
+    std::string shape;           ///< random weights of a known model's sizes instead of `model_path`, e.g. "qwen3-0.6b"
+    std::vector<uint32_t> batches{1, 8, 64, 256};                     ///< GPU: decode batches,
+    std::vector<uint32_t> contexts{1024, 4096};                       ///< at each of these contexts
+    std::vector<uint32_t> prompts{128, 512, 1024, 2048, 4096, 8192};  ///< GPU: prefill lengths
+    uint32_t block_tokens = 64;  ///< GPU
+    bool deterministic = false;  ///< GPU
+    bool tuning = false;         ///< GPU: print which kernels were chosen
 };
-/// Prints prefill_tok_per_s and decode_tok_per_s. Returns the exit code.
+/// Prints prefill_tok_per_s and decode_tok_per_s; on a GPU a table over batches, contexts and prompt lengths, each time beside
+/// the least that memory bandwidth and arithmetic of this GPU allow. Returns the exit code.
 int run_bench_engine(const BenchEngineOptions& options);
 
 }  // namespace baton::cli

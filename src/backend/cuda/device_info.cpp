@@ -1,0 +1,128 @@
+#include "backend/cuda/device_info.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "backend/cuda/check.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+std::string version_text(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+tl::unexpected<Error> no_devices(cudaError_t status) {
+    static_cast<void>(cudaGetLastError());
+    int driver = 0;
+    static_cast<void>(cudaDriverGetVersion(&driver));
+    const std::string text = cudaGetErrorString(status);
+    if (status == cudaErrorInsufficientDriver && driver == 0)
+        return fail(ErrorCode::kUnavailable, "no NVIDIA driver is installed (" + text + ")");
+    if (status == cudaErrorInsufficientDriver)
+        return fail(ErrorCode::kUnavailable, "the NVIDIA driver knows CUDA " + version_text(driver) + ", this build needs " +
+                                                 version_text(CUDART_VERSION) + " (" + text + ")");
+    if (status == cudaErrorNoDevice) return fail(ErrorCode::kUnavailable, "no GPU: " + text);
+    return fail(ErrorCode::kUnavailable, "the GPUs cannot be listed: " + text);
+}
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+    std::string out = "GPU-";
+    for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+        std::array<char, 3> hex{};
+        std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
+        if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
+        out += hex.data();
+    }
+    return out;
+}
+
+/// The driver's management library. Asked for free memory, because CUDA itself would take half a GiB of each GPU to say it.
+class Nvml {
+  public:
+    Nvml() : library_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
+        if (library_ == nullptr) return;
+        const auto init = symbol<int (*)()>("nvmlInit_v2");
+        find_ = symbol<int (*)(const char*, void**)>("nvmlDeviceGetHandleByUUID");
+        memory_ = symbol<int (*)(void*, Memory*)>("nvmlDeviceGetMemoryInfo");
+        good_ = init != nullptr && find_ != nullptr && memory_ != nullptr && init() == 0;
+    }
+    Nvml(const Nvml&) = delete;
+    Nvml& operator=(const Nvml&) = delete;
+    ~Nvml() {
+        if (good_)
+            if (const auto end = symbol<int (*)()>("nvmlShutdown"); end != nullptr) static_cast<void>(end());
+        if (library_ != nullptr) dlclose(library_);
+    }
+    /// 0 where it is not known.
+    [[nodiscard]] uint64_t free_bytes(const std::string& uuid) const {
+        void* device = nullptr;
+        Memory memory{};
+        if (!good_ || find_(uuid.c_str(), &device) != 0 || memory_(device, &memory) != 0) return 0;
+        return memory.free;
+    }
+
+  private:
+    struct Memory {
+        unsigned long long total, free, used;
+    };
+    template <class F>
+    [[nodiscard]] F symbol(const char* name) const {
+        return reinterpret_cast<F>(dlsym(library_, name));
+    }
+    void* library_ = nullptr;
+    bool good_ = false;
+    int (*find_)(const char*, void**) = nullptr;
+    int (*memory_)(void*, Memory*) = nullptr;
+};
+
+Expected<int> device_count() {
+    int count = 0;
+    if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) return no_devices(status);
+    if (count == 0) return no_devices(cudaErrorNoDevice);
+    return count;
+}
+
+}  // namespace
+
+Expected<std::vector<CudaDevice>> list_devices() {
+    BATON_TRY_ASSIGN(const int count, device_count());
+    const Nvml nvml;
+    std::vector<CudaDevice> devices;
+    for (int i = 0; i < count; ++i) {
+        cudaDeviceProp properties{};
+        BATON_CUDA_TRY(cudaGetDeviceProperties(&properties, i), "the properties of GPU " + std::to_string(i));
+        CudaDevice device;
+        device.index = static_cast<uint32_t>(i);
+        device.name = properties.name;
+        device.uuid = uuid_text(properties.uuid);
+        device.major = static_cast<uint32_t>(properties.major);
+        device.minor = static_cast<uint32_t>(properties.minor);
+        device.multiprocessors = static_cast<uint32_t>(properties.multiProcessorCount);
+        device.total_bytes = properties.totalGlobalMem;
+        device.free_bytes = nvml.free_bytes(device.uuid);
+        devices.push_back(std::move(device));
+    }
+    return devices;
+}
+
+Expected<void> use_device(uint32_t index) {
+    BATON_TRY_ASSIGN(const int count, device_count());
+    if (index >= static_cast<uint32_t>(count)) {
+        std::string there;
+        for (int i = 0; i < count; ++i) {
+            cudaDeviceProp properties{};
+            static_cast<void>(cudaGetDeviceProperties(&properties, i));
+            there += (i > 0 ? ", " : "") + std::to_string(i) + " " + properties.name;
+        }
+        return fail(ErrorCode::kInvalidArgument, "there is no GPU " + std::to_string(index) + "; there is: " + there, "gpu");
+    }
+    BATON_CUDA_TRY(cudaSetDevice(static_cast<int>(index)), "GPU " + std::to_string(index));
+    return {};
+}
+
+}  // namespace baton::backend::cuda

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "baton/backend/cuda.hpp"
+
+namespace baton::backend::cuda {
+
+/// The GPUs the driver shows. Errors: kUnavailable with the reason where there is none.
+[[nodiscard]] Expected<std::vector<CudaDevice>> list_devices();
+
+/// Makes the GPU of this number current for the calling thread. An error lists what is there.
+[[nodiscard]] Expected<void> use_device(uint32_t index);
+
+/// Measures the ceilings of a GPU: copy, matrix product, upload.
+[[nodiscard]] Expected<CudaCalibration> calibrate(uint32_t index);
+
+}  // namespace baton::backend::cuda

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/cuda/attention.hpp"
+#include "backend/cuda/device_ops.hpp"
+#include "backend/cuda/linear.hpp"
+#include "backend/cuda/sampler.hpp"
+#include "backend/cuda/weights.hpp"
+#include "baton/kv/layout.hpp"
+
+namespace baton::backend::cuda {
+
+/// What a step runs. Rows are in the order: sequences of one row for decode attention, then the rows of the others.
+/// Two steps of equal shape launch the same kernels with the same arguments, which is what lets a graph be replayed.
+struct StepShape {
+    uint32_t rows = 0;              ///< padding included
+    uint32_t decode = 0;            ///< rows that decode attention takes, one a sequence
+    uint32_t prefill = 0;           ///< sequences that prefill attention takes
+    uint32_t prefill_rows_max = 0;  ///< upper bound of the rows of one of them
+    uint32_t logits = 0;            ///< rows whose logits are wanted
+    bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
+    uint32_t splits = 1;            ///< of decode attention
+    uint32_t buffer = 0;            ///< 0 or 1: which upload it reads
+    [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
+    friend auto operator<=>(const StepShape&, const StepShape&) = default;
+};
+
+/// A step's input, in one run of device memory; offsets in values.
+struct ArrayOffsets {
+    uint32_t tokens = 0;
+    uint32_t positions = 0;
+    uint32_t slots = 0;
+    uint32_t states = 0;
+    uint32_t kv_len = 0;     ///< [sequences]
+    uint32_t row_begin = 0;  ///< [prefill + 1], counted from the first prefill row
+    uint32_t logit_rows = 0; ///< [logits]
+    uint32_t total = 0;
+};
+[[nodiscard]] ArrayOffsets array_offsets(const StepShape& shape);
+
+/// What a pass works with; made once. All pointers are device memory.
+struct PassSetup {
+    ModelShape model;
+    Elem elem = Elem::kBF16;
+    const Weights* weights = nullptr;
+    Linear* linear = nullptr;       ///< for the layers
+    Linear* head_linear = nullptr;  ///< for the head
+    Sampler* sampler = nullptr;
+    std::vector<KvView> kv;         ///< of each layer
+    const float2* rope = nullptr;
+    void* hidden = nullptr;         ///< [rows, hidden], the residual stream
+    void* qkv = nullptr;            ///< [rows, (heads + 2 · kv_heads) · head_dim]
+    void* q = nullptr;              ///< [rows, heads, head_dim]
+    void* attention = nullptr;      ///< [rows, heads, head_dim]
+    void* act = nullptr;            ///< [rows, ffn]
+    void* last = nullptr;           ///< [logits, hidden]
+    float* logits = nullptr;        ///< [logits, vocab]
+    float* kept = nullptr;          ///< a copy of the logits for debugging, or null
+    void* decode_workspace = nullptr;
+    const int32_t* arrays[2] = {nullptr, nullptr};
+    const int32_t* table[2] = {nullptr, nullptr};  ///< [sequences, table_stride]
+    uint32_t table_stride = 0;
+};
+
+/// Reports how many layers are done to whom it may concern, between the kernels of a step that runs eagerly.
+class Progress {
+  public:
+    virtual ~Progress() = default;
+    virtual cudaError_t layers_done(cudaStream_t stream, uint32_t layers) = 0;
+};
+
+/// The kernels of one step, from token ids to sampled ids. Only launches; may be captured when `progress` is null.
+cudaError_t run_pass(const PassSetup& setup, const Launch& launch, const StepShape& shape, Progress* progress);
+
+}  // namespace baton::backend::cuda

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "backend/cuda/check.hpp"
+
+/// Owners of what the CUDA runtime hands out.
+namespace baton::backend::cuda {
+
+/// Device memory.
+class DeviceBuffer {
+  public:
+    DeviceBuffer() = default;
+    /// `what` names the memory in an error.
+    [[nodiscard]] static Expected<DeviceBuffer> make(size_t bytes, const std::string& what) {
+        DeviceBuffer buffer;
+        if (bytes == 0) return buffer;
+        if (const cudaError_t status = cudaMalloc(&buffer.data_, bytes); status != cudaSuccess) {
+            buffer.data_ = nullptr;
+            size_t free = 0, total = 0;
+            static_cast<void>(cudaGetLastError());
+            static_cast<void>(cudaMemGetInfo(&free, &total));
+            return fail(ErrorCode::kUnavailable, "no device memory for " + what + ": " + std::to_string(bytes) + " bytes needed, " +
+                                                     std::to_string(free) + " free of " + std::to_string(total) + " (" +
+                                                     cudaGetErrorString(status) + ")");
+        }
+        buffer.bytes_ = bytes;
+        return buffer;
+    }
+    DeviceBuffer(DeviceBuffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+    DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+        return *this;
+    }
+    ~DeviceBuffer() {
+        if (data_ != nullptr) static_cast<void>(cudaFree(data_));
+    }
+    [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
+    template <class T>
+    [[nodiscard]] T* as() const {
+        return static_cast<T*>(data_);
+    }
+    [[nodiscard]] size_t size() const { return bytes_; }
+
+  private:
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+/// Page-locked host memory, which kernels may read as well.
+class PinnedBuffer {
+  public:
+    PinnedBuffer() = default;
+    [[nodiscard]] static Expected<PinnedBuffer> make(size_t bytes) {
+        PinnedBuffer buffer;
+        BATON_CUDA_TRY(cudaHostAlloc(&buffer.data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                       "page-locked memory, " + std::to_string(bytes) + " bytes");
+        buffer.bytes_ = bytes;
+        return buffer;
+    }
+    PinnedBuffer(PinnedBuffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+    PinnedBuffer& operator=(PinnedBuffer&& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+        return *this;
+    }
+    ~PinnedBuffer() {
+        if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
+    }
+    template <class T>
+    [[nodiscard]] T* as() const {
+        return static_cast<T*>(data_);
+    }
+    [[nodiscard]] size_t size() const { return bytes_; }
+
+  private:
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+/// A handle of type H that `Destroy` ends.
+template <class H, cudaError_t (*Destroy)(H)>
+class Handle {
+  public:
+    Handle() = default;
+    explicit Handle(H handle) : handle_(handle) {}
+    Handle(Handle&& o) noexcept : handle_(std::exchange(o.handle_, nullptr)) {}
+    Handle& operator=(Handle&& o) noexcept {
+        std::swap(handle_, o.handle_);
+        return *this;
+    }
+    ~Handle() {
+        if (handle_ != nullptr) static_cast<void>(Destroy(handle_));
+    }
+    [[nodiscard]] H get() const { return handle_; }
+    [[nodiscard]] explicit operator bool() const { return handle_ != nullptr; }
+
+  private:
+    H handle_ = nullptr;
+};
+using Stream = Handle<cudaStream_t, cudaStreamDestroy>;
+using Event = Handle<cudaEvent_t, cudaEventDestroy>;
+using GraphExec = Handle<cudaGraphExec_t, cudaGraphExecDestroy>;
+
+/// A stream that does not wait for the legacy default stream. `priority` 0 is the lowest, -1 and below come first.
+[[nodiscard]] inline Expected<Stream> make_stream(int priority = 0) {
+    cudaStream_t stream = nullptr;
+    BATON_CUDA_TRY(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority), "a stream");
+    return Stream(stream);
+}
+/// An event without timing whose waiters may sleep.
+[[nodiscard]] inline Expected<Event> make_event() {
+    cudaEvent_t event = nullptr;
+    BATON_CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "an event");
+    return Event(event);
+}
+
+}  // namespace baton::backend::cuda
