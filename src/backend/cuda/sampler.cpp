@@ -1,0 +1,318 @@
+#include "backend/cuda/sampler.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "backend/cuda/memory.hpp"
+#include "backend/cuda/sampler_kernels.hpp"
+
+namespace baton::backend::cuda {
+namespace {
+
+using sampling::Edit;
+using sampling::Mode;
+using sampling::Row;
+
+constexpr float kTemperatureMin = 1e-5f;  // greedy below, as on the CPU
+constexpr uint32_t kStaged = 8;           // rows of counts that one step can rebuild without waiting
+constexpr uint32_t kBuffers = 2;
+
+bool has_penalties(const wire::Sampling& s) {
+    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+}
+
+/// What the device's counts of a state row hold.
+struct Counted {
+    wire::SeqRef ref;
+    size_t emitted = 0;  ///< ids counted once all steps prepared so far have run
+    bool valid = false;
+};
+
+/// One step's pinned memory and its copies on the device.
+struct Step {
+    PinnedBuffer upload, heads, tops, counts;
+    DeviceBuffer device_upload, device_heads, device_tops;
+    std::vector<int32_t> wanted;  ///< of each row prepared: top_logprobs
+    bool any_top = false;
+};
+
+class DeviceSampler final : public Sampler {
+  public:
+    DeviceSampler(uint32_t vocab, uint32_t rows_max, uint32_t states)
+        : vocab_(vocab), rows_max_(rows_max), stride_((vocab + sampling::kChunk - 1) / sampling::kChunk * sampling::kChunk),
+          counted_(states), edit_of_(vocab, 0), edit_stamp_(vocab, 0) {}
+
+    Expected<void> allot();
+    Expected<void> prepare(cudaStream_t stream, uint32_t buffer, std::span<const SampleRequest> rows) override;
+    cudaError_t run(const Launch& launch, uint32_t buffer, float* logits, uint32_t rows) override;
+    cudaError_t fetch(cudaStream_t stream, uint32_t buffer) override;
+    void take(uint32_t buffer, std::vector<wire::Token>& tokens) override;
+    [[nodiscard]] const int32_t* last() const override { return last_.as<int32_t>(); }
+    [[nodiscard]] size_t bytes() const override;
+    void tune(uint32_t list_max, uint32_t scan_per_warp) override {
+        args_.list_max = list_max == 0 ? sampling::kList : std::min(list_max, sampling::kList);
+        args_.scan_per_warp = std::max(scan_per_warp, 1u);
+    }
+
+  private:
+    Row describe_row(const SampleRequest& request) const;
+    Expected<uint32_t> add_edits(const SampleRequest& request, Edit* edits);
+    Expected<void> keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged);
+    Expected<void> rebuild(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged);
+
+    uint32_t vocab_;
+    uint32_t rows_max_;
+    uint32_t stride_;  ///< counts of a state row
+    std::array<Step, kBuffers> steps_;
+    DeviceBuffer counts_, last_, work_;
+    sampling::Args args_{};
+    std::vector<Counted> counted_;
+    std::vector<uint32_t> edit_of_;     ///< of an id: its edit in the row whose stamp it bears
+    std::vector<uint32_t> edit_stamp_;
+    uint32_t stamp_ = 0;
+};
+
+/// Cuts arrays out of one block of memory; with a null base it only measures.
+class Carver {
+  public:
+    explicit Carver(std::byte* base) : base_(base) {}
+    template <class T>
+    void cut(T*& array, size_t n) {
+        array = base_ != nullptr ? reinterpret_cast<T*>(base_ + at_) : nullptr;
+        at_ += (n * sizeof(T) + 255) / 256 * 256;
+    }
+    [[nodiscard]] size_t size() const { return at_; }
+
+  private:
+    std::byte* base_;
+    size_t at_ = 0;
+};
+
+size_t carve(sampling::Args& args, std::byte* base, uint32_t rows) {
+    Carver carver(base);
+    const size_t chunks = static_cast<size_t>(rows) * args.chunks;
+    carver.cut(args.states, rows);
+    carver.cut(args.keys, chunks);
+    carver.cut(args.masses, chunks);
+    carver.cut(args.sums, chunks);
+    carver.cut(args.raw_keys, chunks);
+    carver.cut(args.raw_sums, chunks);
+    carver.cut(args.bin_counts, size_t{rows} * sampling::kBins);
+    carver.cut(args.bin_masses, size_t{rows} * sampling::kBins);
+    carver.cut(args.list, size_t{rows} * sampling::kList);
+    carver.cut(args.raw_saved, size_t{rows} * sampling::kEditsMax);
+    return carver.size();
+}
+
+Expected<void> DeviceSampler::allot() {
+    args_.vocab = vocab_;
+    args_.chunks = stride_ / sampling::kChunk;
+    args_.count_stride = stride_;
+    tune(0, 1);
+    const size_t upload = sampling::kRowsAt + rows_max_ * (sizeof(Row) + sampling::kEditsMax * sizeof(Edit));
+    const size_t states = counted_.size();
+    BATON_TRY_ASSIGN(work_, DeviceBuffer::make(carve(args_, nullptr, rows_max_), "sampling"));
+    carve(args_, work_.data(), rows_max_);
+    BATON_TRY_ASSIGN(counts_, DeviceBuffer::make(states * stride_ * sizeof(uint16_t), "counts of sampled tokens"));
+    BATON_TRY_ASSIGN(last_, DeviceBuffer::make(states * sizeof(int32_t), "sampled tokens"));
+    args_.counts = counts_.as<uint16_t>();
+    args_.last = last_.as<int32_t>();
+    for (Step& step : steps_) {
+        BATON_TRY_ASSIGN(step.upload, PinnedBuffer::make(upload));
+        BATON_TRY_ASSIGN(step.heads, PinnedBuffer::make(rows_max_ * sizeof(sampling::Head)));
+        BATON_TRY_ASSIGN(step.tops, PinnedBuffer::make(rows_max_ * sizeof(sampling::Top)));
+        BATON_TRY_ASSIGN(step.counts, PinnedBuffer::make(size_t{kStaged} * stride_ * sizeof(uint16_t)));
+        BATON_TRY_ASSIGN(step.device_upload, DeviceBuffer::make(upload, "sampling settings"));
+        BATON_TRY_ASSIGN(step.device_heads, DeviceBuffer::make(rows_max_ * sizeof(sampling::Head), "sampled tokens"));
+        BATON_TRY_ASSIGN(step.device_tops, DeviceBuffer::make(rows_max_ * sizeof(sampling::Top), "logprobs"));
+        step.wanted.reserve(rows_max_);
+        // A graph that runs before anything was prepared finds no rows.
+        BATON_CUDA_TRY(cudaMemset(step.device_upload.data(), 0, sampling::kRowsAt), "clearing the sampler's memory");
+    }
+    BATON_CUDA_TRY(cudaMemset(work_.data(), 0, work_.size()), "clearing the sampler's memory");
+    BATON_CUDA_TRY(cudaMemset(counts_.data(), 0, counts_.size()), "clearing the sampler's memory");
+    BATON_CUDA_TRY(cudaMemset(last_.data(), 0, last_.size()), "clearing the sampler's memory");
+    BATON_CUDA_TRY(cudaDeviceSynchronize(), "clearing the sampler's memory");
+    return {};
+}
+
+size_t DeviceSampler::bytes() const {
+    size_t sum = work_.size() + counts_.size() + last_.size();
+    for (const Step& step : steps_) sum += step.device_upload.size() + step.device_heads.size() + step.device_tops.size();
+    return sum;
+}
+
+Row DeviceSampler::describe_row(const SampleRequest& request) const {
+    const wire::Sequence& sequence = *request.sequence;
+    const wire::Sampling& s = sequence.sampling;
+    Row row{};
+    row.seed = s.seed;
+    row.position = sequence.prompt.size() + sequence.emitted.size() + request.pending;
+    row.scale = 1.0f / s.temperature;
+    row.top_p = s.top_p < 1.0f ? s.top_p : 1.0f;
+    row.min_p = s.min_p > 0.0f ? s.min_p : 0.0f;
+    row.top_k = s.top_k > 0 && static_cast<uint32_t>(s.top_k) < vocab_ ? static_cast<uint32_t>(s.top_k) : 0;
+    row.repetition = s.repetition_penalty;
+    row.presence = s.presence_penalty;
+    row.frequency = s.frequency_penalty;
+    row.state = request.state;
+    row.penalties = has_penalties(s) ? 1 : 0;
+    row.top = std::min(s.top_logprobs, static_cast<int32_t>(kTopMax));
+    row.mode = !(s.temperature >= kTemperatureMin)      ? Mode::kGreedy
+               : row.top_k != 0 || row.top_p < 1.0f ? Mode::kOrdered
+               : row.min_p > 0.0f                   ? Mode::kBar
+                                                    : Mode::kDraw;
+    return row;
+}
+
+/// Writes the row's biased and masked ids, each once. Ids out of the vocabulary are left out, as on the CPU.
+Expected<uint32_t> DeviceSampler::add_edits(const SampleRequest& request, Edit* edits) {
+    const wire::Sequence& sequence = *request.sequence;
+    const wire::Sampling& s = sequence.sampling;
+    const bool masks = sequence.emitted.size() + request.pending < s.min_tokens && !s.stop_ids.empty();
+    if (s.logit_bias.empty() && !masks) return 0u;
+    uint32_t n = 0;
+    if (++stamp_ == 0) {
+        std::ranges::fill(edit_stamp_, 0u);
+        stamp_ = 1;
+    }
+    const auto edit_for = [&](TokenId id) -> Edit* {
+        if (id < 0 || static_cast<uint32_t>(id) >= vocab_) return nullptr;
+        const auto at = static_cast<size_t>(id);
+        if (edit_stamp_[at] == stamp_) return &edits[edit_of_[at]];
+        if (n == sampling::kEditsMax) return nullptr;
+        edit_stamp_[at] = stamp_;
+        edit_of_[at] = n;
+        edits[n] = {id, 0.0f};
+        return &edits[n++];
+    };
+    if (s.logit_bias.size() + (masks ? s.stop_ids.size() : 0) > sampling::kEditsMax)
+        return fail(ErrorCode::kInvalidArgument,
+                    "logit_bias and stop ids name more than " + std::to_string(sampling::kEditsMax) + " tokens", "logit_bias");
+    for (const auto& [id, bias] : s.logit_bias)
+        if (Edit* edit = edit_for(id)) edit->bias += bias;
+    if (masks)
+        for (const TokenId id : s.stop_ids)
+            if (Edit* edit = edit_for(id)) edit->bias = -std::numeric_limits<float>::infinity();
+    return n;
+}
+
+/// Uploads counts from what the host knows of the sequence, and counts the token it does not know yet.
+Expected<void> DeviceSampler::rebuild(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged) {
+    if (staged == kStaged) {
+        BATON_CUDA_TRY(cudaStreamSynchronize(stream), "uploading counts");
+        staged = 0;
+    }
+    uint16_t* counts = step.counts.as<uint16_t>() + size_t{staged++} * stride_;
+    std::memset(counts, 0, stride_ * sizeof(uint16_t));
+    const auto in_vocab = [&](TokenId id) { return id >= 0 && static_cast<uint32_t>(id) < vocab_; };
+    for (const TokenId id : request.sequence->emitted)
+        if (in_vocab(id) && counts[id] < sampling::kInPrompt - 1) ++counts[id];
+    for (const TokenId id : request.sequence->prompt)
+        if (in_vocab(id)) counts[id] = static_cast<uint16_t>(counts[id] | sampling::kInPrompt);
+    uint16_t* device = args_.counts + static_cast<size_t>(request.state) * stride_;
+    BATON_CUDA_TRY(cudaMemcpyAsync(device, counts, stride_ * sizeof(uint16_t), cudaMemcpyHostToDevice, stream), "uploading counts");
+    if (request.pending != 0)
+        BATON_CUDA_TRY(sampling::launch_count(stream, device, args_.last + request.state, vocab_), "counting a token");
+    return {};
+}
+
+/// Sees to it that the counts of a row with penalties are the sequence's.
+Expected<void> DeviceSampler::keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged) {
+    Counted& counted = counted_[request.state];
+    const wire::Sequence& sequence = *request.sequence;
+    const size_t emitted = sequence.emitted.size() + request.pending;
+    if (!counted.valid || counted.ref != sequence.ref || counted.emitted != emitted)
+        BATON_TRY(rebuild(stream, step, request, staged));
+    counted = {sequence.ref, emitted + 1, true};
+    return {};
+}
+
+Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer, std::span<const SampleRequest> rows) {
+    if (buffer >= kBuffers || rows.size() > rows_max_)
+        return fail(ErrorCode::kInternal, "the sampler has room for " + std::to_string(rows_max_) + " rows, not " +
+                                              std::to_string(rows.size()));
+    Step& step = steps_[buffer];
+    auto* base = step.upload.as<std::byte>();
+    auto* out = reinterpret_cast<Row*>(base + sampling::kRowsAt);
+    const size_t edits_at = sampling::kRowsAt + rows.size() * sizeof(Row);
+    auto* edits = reinterpret_cast<Edit*>(base + edits_at);
+    uint32_t edits_count = 0, staged = 0;
+    step.wanted.clear();
+    step.any_top = false;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const SampleRequest& request = rows[i];
+        if (request.sequence == nullptr || request.state >= counted_.size())
+            return fail(ErrorCode::kInternal, "a row to sample has no sequence or a state row that does not exist");
+        out[i] = describe_row(request);
+        BATON_TRY_ASSIGN(out[i].edits, add_edits(request, edits + edits_count));
+        out[i].edit_first = edits_count;
+        edits_count += out[i].edits;
+        if (out[i].penalties != 0)
+            BATON_TRY(keep_counts(stream, step, request, staged));
+        else
+            counted_[request.state].valid = false;
+        step.wanted.push_back(out[i].top);
+        step.any_top = step.any_top || out[i].top > 0;
+    }
+    *reinterpret_cast<sampling::Header*>(base) = {static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(edits_at)};
+    BATON_CUDA_TRY(cudaMemcpyAsync(step.device_upload.data(), base, edits_at + edits_count * sizeof(Edit), cudaMemcpyHostToDevice,
+                                   stream),
+                   "uploading sampling settings");
+    return {};
+}
+
+cudaError_t DeviceSampler::run(const Launch& launch, uint32_t buffer, float* logits, uint32_t rows) {
+    if (buffer >= kBuffers || rows > rows_max_) return cudaErrorInvalidValue;
+    sampling::Args args = args_;
+    args.upload = steps_[buffer].device_upload.data();
+    args.heads = steps_[buffer].device_heads.as<sampling::Head>();
+    args.tops = steps_[buffer].device_tops.as<sampling::Top>();
+    args.logits = logits;
+    return sampling::launch_sample(launch, args, rows);
+}
+
+cudaError_t DeviceSampler::fetch(cudaStream_t stream, uint32_t buffer) {
+    if (buffer >= kBuffers) return cudaErrorInvalidValue;
+    Step& step = steps_[buffer];
+    const size_t n = step.wanted.size();
+    if (n == 0) return cudaSuccess;
+    const cudaError_t status = cudaMemcpyAsync(step.heads.as<void>(), step.device_heads.data(), n * sizeof(sampling::Head),
+                                               cudaMemcpyDeviceToHost, stream);
+    if (status != cudaSuccess || !step.any_top) return status;
+    return cudaMemcpyAsync(step.tops.as<void>(), step.device_tops.data(), n * sizeof(sampling::Top), cudaMemcpyDeviceToHost, stream);
+}
+
+void DeviceSampler::take(uint32_t buffer, std::vector<wire::Token>& tokens) {
+    const Step& step = steps_[buffer];
+    const auto* heads = step.heads.as<sampling::Head>();
+    const auto* tops = step.tops.as<sampling::Top>();
+    tokens.clear();
+    for (size_t i = 0; i < step.wanted.size(); ++i) {
+        wire::Token& token = tokens.emplace_back();
+        token.id = heads[i].id;
+        if (step.wanted[i] < 0) continue;
+        token.logprob = heads[i].logprob;
+        if (step.wanted[i] == 0) continue;
+        const uint32_t n = std::min(tops[i].count, kTopMax);
+        for (uint32_t k = 0; k < n; ++k) token.top.emplace_back(tops[i].id[k], tops[i].logprob[k]);
+    }
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<Sampler>> Sampler::create(uint32_t vocab, uint32_t rows_max, uint32_t states) {
+    if (vocab == 0 || vocab > sampling::kVocabMax || rows_max == 0 || states == 0 || rows_max > 65535)
+        return fail(ErrorCode::kInvalidArgument, "the sampler cannot serve a vocabulary of " + std::to_string(vocab) + " with " +
+                                                     std::to_string(rows_max) + " rows and " + std::to_string(states) + " states");
+    auto sampler = std::make_unique<DeviceSampler>(vocab, rows_max, states);
+    BATON_TRY(sampler->allot());
+    return sampler;
+}
+
+}  // namespace baton::backend::cuda

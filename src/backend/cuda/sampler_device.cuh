@@ -1,0 +1,297 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/sampler_kernels.hpp"
+
+/// Device pieces of the sampler: weights, loading a chunk, sums over a block. All sums that decide a token are of integers
+/// (weights in units of 2^-42) or have one fixed order, so that neither the batch nor the GPU changes a token.
+namespace baton::backend::cuda::sampling {
+
+constexpr uint32_t kAll = 0xFFFFFFFFu;  ///< all lanes of a warp
+constexpr int kPerLane = kChunk / 32;
+constexpr float kReachMax = 30.0f;      ///< beyond, a weight is below half a unit
+constexpr float kLogprobMin = -9999.0f;
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(static_cast<int>(0xFF800000u)); }
+
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// NaN counts as minus infinity.
+__device__ __forceinline__ float without_nan(float v) { return v == v ? v : minus_infinity(); }
+
+/// Bits that compare as the numbers do; both zeros are one.
+__device__ __forceinline__ uint32_t ordered(float v) {
+    const uint32_t bits = __float_as_uint(__fadd_rn(v, 0.0f));
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float from_ordered(uint32_t o) {
+    return __uint_as_float((o & 0x80000000u) != 0 ? o & 0x7FFFFFFFu : ~o);
+}
+/// Larger is better: the larger logit, of equals the lower id.
+__device__ __forceinline__ uint64_t make_key(uint32_t order, uint32_t id) {
+    return (static_cast<uint64_t>(order) << 32) | (~id & 0xFFFFFFFFu);
+}
+__device__ __forceinline__ float key_value(uint64_t key) { return from_ordered(static_cast<uint32_t>(key >> 32)); }
+__device__ __forceinline__ uint32_t key_id(uint64_t key) { return ~static_cast<uint32_t>(key); }
+
+/// exp of x in [-87, 0]: x = n·ln 2 + r, polynomial in r, scaled by 2^n (Cephes' expf). The operations are written out so
+/// that every GPU gives the same bits.
+__device__ __forceinline__ float exp_nonpositive(float x) {
+    const float shifted = __fmaf_rn(x, 1.44269504088896341f, 12582912.0f);
+    const float n = __fsub_rn(shifted, 12582912.0f);
+    float r = __fmaf_rn(n, -0.693359375f, x);
+    r = __fmaf_rn(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = __fmaf_rn(p, r, 1.3981999507e-3f);
+    p = __fmaf_rn(p, r, 8.3334519073e-3f);
+    p = __fmaf_rn(p, r, 4.1665795894e-2f);
+    p = __fmaf_rn(p, r, 1.6666665459e-1f);
+    p = __fmaf_rn(p, r, 5.0000001201e-1f);
+    p = __fadd_rn(__fmaf_rn(p, __fmul_rn(r, r), r), 1.0f);
+    return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
+}
+/// How far below the largest, in units of the temperature. Falls as v rises, also in its rounding.
+__device__ __forceinline__ float distance(float v, float max, float scale) { return __fmul_rn(__fsub_rn(max, v), scale); }
+/// exp of minus a distance ≥ 0; NaN and what is far away give a weight that counts for nothing.
+__device__ __forceinline__ float weight_at(float y) { return exp_nonpositive(-fminf(y, 87.0f)); }
+/// A weight in units of 2^-42.
+__device__ __forceinline__ uint64_t units(float weight) { return __float2ull_rn(weight * 4398046511104.0f); }
+__device__ __forceinline__ uint64_t units_at(float y) { return y <= kReachMax ? units(weight_at(y)) : 0; }
+
+/// Repetition, frequency and presence penalty, as the CPU rounds them.
+__device__ __forceinline__ float penalise(float v, uint32_t count, const Row& row) {
+    if (count == 0) return v;
+    if (row.repetition != 1.0f) v = v > 0.0f ? __fdiv_rn(v, row.repetition) : __fmul_rn(v, row.repetition);
+    const uint32_t n = count & (kInPrompt - 1u);
+    if (n != 0) v = __fsub_rn(v, __fadd_rn(__fmul_rn(row.frequency, static_cast<float>(n)), row.presence));
+    return without_nan(v);
+}
+
+/// Id of element `i` of a lane's part of a chunk: eight vectors of four, 512 bytes apart.
+__device__ __forceinline__ uint32_t id_of(uint32_t chunk, uint32_t lane, int i) {
+    return chunk * kChunk + static_cast<uint32_t>(i >> 2) * 128 + lane * 4 + static_cast<uint32_t>(i & 3);
+}
+
+/// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary.
+__device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, uint32_t chunk, uint32_t lane,
+                                           float (&v)[kPerLane]) {
+    if ((chunk + 1) * kChunk <= vocab && (reinterpret_cast<uintptr_t>(logits) & 15) == 0) {
+        const float4* from = reinterpret_cast<const float4*>(logits + chunk * kChunk) + lane;
+#pragma unroll
+        for (int j = 0; j < kPerLane / 4; ++j) {
+            const float4 q = __ldcg(from + j * 32);
+            v[j * 4] = q.x;
+            v[j * 4 + 1] = q.y;
+            v[j * 4 + 2] = q.z;
+            v[j * 4 + 3] = q.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+            const uint32_t id = id_of(chunk, lane, i);
+            v[i] = id < vocab ? __ldcg(logits + id) : minus_infinity();
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) v[i] = without_nan(v[i]);
+}
+
+/// The row of counts where the row has penalties, else null.
+__device__ __forceinline__ const uint16_t* counts_of(const Args& a, const Row& row) {
+    return row.penalties != 0 ? a.counts + static_cast<size_t>(row.state) * a.count_stride : nullptr;
+}
+
+/// load_chunk with penalties.
+__device__ __forceinline__ void load_adjusted(const Args& a, const Row& row, const float* logits, uint32_t chunk, uint32_t lane,
+                                              float (&v)[kPerLane]) {
+    load_chunk(logits, a.vocab, chunk, lane, v);
+    const uint16_t* counts = counts_of(a, row);
+    if (counts == nullptr) return;
+    const ushort4* from = reinterpret_cast<const ushort4*>(counts + chunk * kChunk) + lane;
+#pragma unroll
+    for (int j = 0; j < kPerLane / 4; ++j) {
+        const ushort4 c = __ldcg(from + j * 32);
+        v[j * 4] = penalise(v[j * 4], c.x, row);
+        v[j * 4 + 1] = penalise(v[j * 4 + 1], c.y, row);
+        v[j * 4 + 2] = penalise(v[j * 4 + 2], c.z, row);
+        v[j * 4 + 3] = penalise(v[j * 4 + 3], c.w, row);
+    }
+}
+
+/// The adjusted logit of one id.
+__device__ __forceinline__ float load_one(const Args& a, const Row& row, const float* logits, uint32_t id) {
+    const float v = without_nan(__ldcg(logits + id));
+    const uint16_t* counts = counts_of(a, row);
+    return counts != nullptr ? penalise(v, __ldcg(counts + id), row) : v;
+}
+
+/// The key of a chunk's best; every lane gets it.
+__device__ __forceinline__ uint64_t best_of(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane) {
+    float top = v[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) top = fmaxf(top, v[i]);
+    const uint32_t order = __reduce_max_sync(kAll, ordered(top));
+    top = from_ordered(order);
+    uint32_t id = kAll;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i)
+        if (v[i] == top) id = id_of(chunk, lane, i);
+    return make_key(order, __reduce_min_sync(kAll, id));
+}
+
+/// Σ exp((v − top) · scale) over a chunk; 0 where `top` is infinite. Fixed order.
+__device__ __forceinline__ float sum_of(const float (&v)[kPerLane], float top, float scale) {
+    if (!isfinite(top)) return 0.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) sum = __fadd_rn(sum, weight_at(distance(v[i], top, scale)));
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, o));
+    return sum;
+}
+
+/// Sum over a warp of numbers below 2^58.
+__device__ __forceinline__ uint64_t warp_sum(uint64_t v) {
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(kAll, v, o);
+    return v;
+}
+template <class T>
+__device__ __forceinline__ T warp_inclusive(T v, uint32_t lane) {
+#pragma unroll
+    for (uint32_t o = 1; o < 32; o <<= 1) {
+        const T below = __shfl_up_sync(kAll, v, o);
+        if (lane >= o) v += below;
+    }
+    return v;
+}
+
+/// Exclusive prefix sum over a block of up to 1024 threads, in the threads' order. `total` gets the sum. All threads call.
+template <class T>
+__device__ T block_exclusive(T v, T& total) {
+    __shared__ T part[33];
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const T within = warp_inclusive(v, lane);
+    __syncthreads();  // whoever still reads `part` of the last call
+    if (lane == 31) part[warp] = within;
+    __syncthreads();
+    if (warp == 0) {
+        const T mine = lane < warps ? part[lane] : T{};
+        const T up_to = warp_inclusive(mine, lane);
+        part[lane] = up_to - mine;
+        if (lane == 31) part[32] = up_to;
+    }
+    __syncthreads();
+    total = part[32];
+    return part[warp] + within - v;
+}
+template <class T>
+__device__ T block_sum(T v) {
+    T total;
+    static_cast<void>(block_exclusive(v, total));
+    return total;
+}
+/// Largest over the block. All threads call; all get it.
+__device__ inline uint64_t block_max(uint64_t v) {
+    __shared__ uint64_t part[33];
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const auto warp_max = [](uint64_t x) {
+#pragma unroll
+        for (int o = 16; o > 0; o >>= 1) {
+            const uint64_t other = __shfl_xor_sync(kAll, x, o);
+            x = other > x ? other : x;
+        }
+        return x;
+    };
+    v = warp_max(v);
+    __syncthreads();
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    if (warp == 0) {
+        const uint64_t all = warp_max(lane < warps ? part[lane] : 0);
+        if (lane == 0) part[32] = all;
+    }
+    __syncthreads();
+    return part[32];
+}
+
+/// True in every thread of the last of the grid's x blocks that calls it for this row; what the others wrote is visible then.
+__device__ inline bool is_last_block(uint32_t* ticket) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        if (last) {
+            *ticket = 0;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    return last;
+}
+
+/// u in [0, 1) of Philox 4x32-10 keyed by seed and position: sched::uniform.
+__device__ inline double uniform(uint64_t seed, uint64_t position) {
+    uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint32_t hi0 = __umulhi(0xD2511F53u, c0), lo0 = 0xD2511F53u * c0;
+        const uint32_t hi1 = __umulhi(0xCD9E8D57u, c2), lo1 = 0xCD9E8D57u * c2;
+        c0 = hi1 ^ c1 ^ k0;
+        c1 = lo1;
+        c2 = hi0 ^ c3 ^ k1;
+        c3 = lo0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return static_cast<double>((static_cast<uint64_t>(c0) << 21) | (c1 >> 11)) * 0x1.0p-53;
+}
+/// The unit of `total` that the row's draw hits: below total.
+__device__ inline uint64_t draw_unit(const Row& row, uint64_t total) {
+    const uint64_t unit = __double2ull_rd(uniform(row.seed, row.position) * __ull2double_rn(total));
+    return unit < total ? unit : total - 1;
+}
+/// The weight top-p wants of `kept`, at least the first candidate's.
+__device__ inline uint64_t top_p_units(const Row& row, uint64_t kept) {
+    const double want = ceil(static_cast<double>(row.top_p) * __ull2double_rn(kept));
+    return want >= 1.0 ? __double2ull_rn(want) : 1;
+}
+
+/// Hands the row's token over. All threads of one block call, after every reader of the row's counts.
+__device__ inline void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
+    __shared__ float raw;
+    if (threadIdx.x == 0) {
+        a.heads[at].id = static_cast<int32_t>(id);
+        a.last[row.state] = static_cast<int32_t>(id);
+        a.states[at].todo = Todo::kNothing;
+        if (row.penalties != 0) {
+            uint16_t& count = a.counts[static_cast<size_t>(row.state) * a.count_stride + id];
+            if ((count & (kInPrompt - 1u)) != kInPrompt - 1u) ++count;
+        }
+    }
+    if (row.top < 0) return;
+    if (threadIdx.x == 0) raw = __ldcg(a.logits + static_cast<size_t>(at) * a.vocab + id);
+    __syncthreads();
+    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x)
+        if (edits[row.edit_first + e].id == static_cast<int32_t>(id)) raw = __ldcg(a.raw_saved + row.edit_first + e);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    const float value = without_nan(raw);
+    const RowState& state = a.states[at];
+    a.heads[at].logprob = !isfinite(state.raw_max) ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
+                                                   : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+}
+
+}  // namespace baton::backend::cuda::sampling

@@ -1,0 +1,390 @@
+#pragma once
+
+#include "backend/cuda/sampler_scan.cuh"
+
+/// The second and third kernel, for rows with top-k, top-p or min-p. The order of candidates (larger logit first, of equals
+/// the lower id) is never made in full: a histogram over the distance from the largest tells in which few bins top-k, top-p,
+/// min-p and the draw fall, only their candidates are listed and sorted, and the sums of all bins before complete them.
+namespace baton::backend::cuda::sampling {
+
+constexpr uint32_t kWeighThreads = kScanThreads;
+constexpr uint32_t kChooseThreads = 512;
+
+/// Counts and weights of bins in shared memory; a weight is kept in two words since there is no 64-bit add.
+struct Histogram {
+    uint32_t count[kBins];
+    uint32_t low[kBins];
+    uint32_t high[kBins];
+
+    __device__ void clear() {
+        for (uint32_t b = threadIdx.x; b < kBins; b += blockDim.x) count[b] = low[b] = high[b] = 0;
+    }
+    __device__ void add(uint32_t bin, uint32_t n, uint64_t mass) {
+        atomicAdd(&count[bin], n);
+        const uint32_t l = static_cast<uint32_t>(mass);
+        uint32_t h = static_cast<uint32_t>(mass >> 32);
+        if (l != 0 && atomicAdd(&low[bin], l) > ~l) ++h;
+        if (h != 0) atomicAdd(&high[bin], h);
+    }
+    /// The warp's lanes with `in` add one candidate each. All lanes call.
+    __device__ void add_warp(bool in, uint32_t bin, uint64_t mass, uint32_t lane) {
+        const uint32_t mask = __ballot_sync(kAll, in);
+        if (mask == 0) return;
+        const uint32_t leader = static_cast<uint32_t>(__ffs(static_cast<int>(mask))) - 1;
+        const uint32_t first = __shfl_sync(kAll, bin, static_cast<int>(leader));
+        if (__popc(mask) > 4 && __all_sync(kAll, !in || bin == first)) {  // equal logits, mostly
+            const uint64_t sum = warp_sum(in ? mass : 0);
+            if (lane == leader) add(bin, static_cast<uint32_t>(__popc(mask)), sum);
+        } else if (in) {
+            add(bin, 1, mass);
+        }
+    }
+    __device__ uint64_t mass(uint32_t bin) const { return (static_cast<uint64_t>(high[bin]) << 32) | low[bin]; }
+};
+
+__device__ __forceinline__ uint32_t bin_of(float y, float bins_per) {
+    return min(static_cast<uint32_t>(y * bins_per), kBins - 1);
+}
+
+/// A bin that a search found, with what lies before it and up to its end. `bin` is kBins where nothing is that far down.
+struct Found {
+    uint32_t bin;
+    uint64_t before;
+    uint64_t incl;
+};
+
+/// A thread's bins: eight consecutive ones, with inclusive sums.
+constexpr uint32_t kBinsEach = kBins / kWeighThreads;
+struct Bins {
+    uint32_t count_before, count[kBinsEach];
+    uint64_t mass_before, mass[kBinsEach];
+};
+
+/// First bins at whose ends the count reaches `rank`, or the weight reaches `units_wanted[i]`. All threads call.
+__device__ inline Found find_rank(const Bins& bins, uint32_t rank, uint64_t total) {
+    __shared__ Found found;
+    __syncthreads();
+    if (threadIdx.x == 0) found = {kBins, total, total};
+    __syncthreads();
+    if (bins.count_before < rank && rank <= bins.count[kBinsEach - 1]) {
+        uint64_t before = bins.mass_before;
+        bool done = false;
+#pragma unroll
+        for (uint32_t i = 0; i < kBinsEach; ++i) {
+            if (!done && rank <= bins.count[i]) {
+                found = {threadIdx.x * kBinsEach + i, before, bins.mass[i]};
+                done = true;
+            }
+            before = bins.mass[i];
+        }
+    }
+    __syncthreads();
+    return found;
+}
+struct FoundPair {
+    Found low, high;
+};
+__device__ inline FoundPair find_mass(const Bins& bins, uint64_t low, uint64_t high, uint64_t total) {
+    __shared__ Found found[2];
+    __syncthreads();
+    if (threadIdx.x < 2) found[threadIdx.x] = {kBins, total, total};
+    __syncthreads();
+#pragma unroll
+    for (uint32_t k = 0; k < 2; ++k) {
+        const uint64_t want = k == 0 ? low : high;
+        if (bins.mass_before >= want || want > bins.mass[kBinsEach - 1]) continue;
+        uint64_t before = bins.mass_before;
+        bool done = false;
+#pragma unroll
+        for (uint32_t i = 0; i < kBinsEach; ++i) {
+            if (!done && want <= bins.mass[i]) {
+                found[k] = {threadIdx.x * kBinsEach + i, before, bins.mass[i]};
+                done = true;
+            }
+            before = bins.mass[i];
+        }
+    }
+    __syncthreads();
+    return {found[0], found[1]};
+}
+/// Weight before bin `low` and up to the end of bin `high`.
+__device__ inline FoundPair look_up(const Bins& bins, uint32_t low, uint32_t high) {
+    __shared__ Found found[2];
+    __syncthreads();
+    uint64_t before = bins.mass_before;
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach; ++i) {
+        const uint32_t bin = threadIdx.x * kBinsEach + i;
+        if (bin == low) found[0] = {bin, before, bins.mass[i]};
+        if (bin == high) found[1] = {bin, before, bins.mass[i]};
+        before = bins.mass[i];
+    }
+    __syncthreads();
+    return {found[0], found[1]};
+}
+
+/// Up to four ranges of bins.
+struct Ranges {
+    uint32_t first[4], last[4];
+    uint32_t n = 0;
+    __device__ void add(uint32_t from, uint32_t to) {
+        if (from >= kBins) return;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i)
+            if (i == n) {
+                first[i] = from;
+                last[i] = min(to, kBins - 1);
+            }
+        ++n;
+    }
+    __device__ bool has(uint32_t bin) const {
+        bool in = false;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) in = in || (i < n && first[i] <= bin && bin <= last[i]);
+        return in;
+    }
+};
+
+/// Which bins top-k, top-p, min-p and the draw can fall into. Each bound of what is kept is known up to one bin's weight,
+/// so later ones are searched for from both ends.
+__device__ inline Ranges wanted_bins(const Row& row, const RowState& state, const Bins& bins, uint64_t total, uint64_t& mass_max) {
+    Ranges ranges;
+    mass_max = total;
+    uint64_t kept_low = state.all, kept_high = state.all, low = total, high = total;
+    if (row.top_k != 0) {
+        const Found k = find_rank(bins, row.top_k, total);
+        ranges.add(k.bin, k.bin);
+        low = kept_low = k.before;
+        high = kept_high = k.incl;
+    }
+    if (row.top_p < 1.0f) {
+        const FoundPair p = find_mass(bins, top_p_units(row, kept_low), top_p_units(row, kept_high), total);
+        ranges.add(p.low.bin, p.high.bin);
+        low = min(low, p.low.before);
+        high = min(high, p.high.incl);
+    }
+    if (row.min_p > 0.0f) {
+        const float y = fmaxf(-logf(row.min_p), 0.0f);
+        const float from = (y - 1e-4f - y * 1e-5f) * state.bins_per - 1.0f;
+        const float to = (y + 1e-4f + y * 1e-5f) * state.bins_per + 1.0f;
+        if (from < static_cast<float>(kBins)) {
+            const uint32_t first = static_cast<uint32_t>(fmaxf(from, 0.0f));
+            const uint32_t last = static_cast<uint32_t>(fminf(to, static_cast<float>(kBins - 1)));
+            const FoundPair m = look_up(bins, first, last);
+            if (m.low.before < high) {
+                ranges.add(first, last);
+                low = min(low, m.low.before);
+                high = min(high, m.high.incl);
+                mass_max = m.high.incl;
+            }
+        }
+    }
+    const uint64_t one = uint64_t{1} << 42;  // the first candidate always stays
+    const FoundPair d = find_mass(bins, draw_unit(row, max(low, one)) + 1, draw_unit(row, max(high, one)) + 1, total);
+    ranges.add(d.low.bin, d.high.bin);
+    return ranges;
+}
+
+/// Sums up the row's histogram and decides what the last kernel lists. The last block of a row calls.
+__device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
+    __shared__ uint8_t mask[kWeighThreads];
+    RowState& state = a.states[at];
+    uint32_t* counts = a.bin_counts + static_cast<size_t>(at) * kBins + threadIdx.x * kBinsEach;
+    uint64_t* masses = a.bin_masses + static_cast<size_t>(at) * kBins + threadIdx.x * kBinsEach;
+    Bins bins;
+    uint32_t count = 0;
+    uint64_t mass = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach; ++i) {
+        bins.count[i] = count += __ldcg(counts + i);
+        bins.mass[i] = mass += __ldcg(masses + i);
+    }
+    uint32_t count_total = 0;
+    uint64_t mass_total = 0;
+    bins.count_before = block_exclusive(count, count_total);
+    bins.mass_before = block_exclusive(mass, mass_total);
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach; ++i) {
+        bins.count[i] += bins.count_before;
+        bins.mass[i] += bins.mass_before;
+        counts[i] = i == 0 ? bins.count_before : bins.count[i == 0 ? 0 : i - 1];
+        masses[i] = i == 0 ? bins.mass_before : bins.mass[i == 0 ? 0 : i - 1];
+    }
+    uint64_t mass_max = 0;
+    const Ranges ranges = wanted_bins(row, state, bins, mass_total, mass_max);
+    uint32_t bits = 0, listed = 0, last = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach; ++i) {
+        const uint32_t bin = threadIdx.x * kBinsEach + i;
+        if (!ranges.has(bin)) continue;
+        bits |= 1u << i;
+        listed += bins.count[i] - (i == 0 ? bins.count_before : bins.count[i == 0 ? 0 : i - 1]);
+        last = bin;
+    }
+    mask[threadIdx.x] = static_cast<uint8_t>(bits);
+    listed = block_sum(listed);
+    last = static_cast<uint32_t>(block_max(last));
+    if (threadIdx.x < kBins / 32) {
+        uint32_t word = 0;
+        for (uint32_t i = 0; i < 4; ++i) word |= static_cast<uint32_t>(mask[threadIdx.x * 4 + i]) << (8 * i);
+        state.wanted[threadIdx.x] = word;
+    }
+    if (threadIdx.x != 0) return;
+    state.bin_total = count_total;
+    state.mass_total = mass_total;
+    state.mass_max = mass_max;
+    state.kept_bins = last;
+    state.todo = listed <= a.list_max ? Todo::kSorting : Todo::kDescent;
+}
+
+/// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
+/// get their histogram.
+__global__ void __launch_bounds__(kWeighThreads, 4) weigh_kernel(const Args a) {
+    static_assert(kBinsEach == 8);
+    __shared__ Histogram histogram;
+    launch_dependents();
+    wait_for_earlier();
+    const uint32_t at = blockIdx.y;
+    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) return;
+    RowState& state = a.states[at];
+    const Todo todo = state.todo;
+    if (todo != Todo::kSums && todo != Todo::kHistogram) return;
+    const Row row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
+    const size_t partial = static_cast<size_t>(at) * a.chunks;
+    const uint32_t lane = threadIdx.x & 31;
+    const float top = state.max, reach = state.reach, bins_per = state.bins_per;
+    if (todo == Todo::kHistogram) histogram.clear();
+    __syncthreads();
+    for (uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kScanWarps) {
+        const float nearest = distance(key_value(a.keys[partial + chunk]), top, row.scale);
+        float v[kPerLane];
+        if (todo == Todo::kSums) {
+            uint64_t sum = 0;
+            if (nearest <= kReachMax && weight_at(nearest) >= 0.999f * row.min_p) {
+                load_adjusted(a, row, logits, chunk, lane, v);
+#pragma unroll
+                for (int i = 0; i < kPerLane; ++i) {
+                    const float y = distance(v[i], top, row.scale);
+                    const float weight = weight_at(y);
+                    if (y <= kReachMax && weight >= row.min_p) sum += units(weight);
+                }
+                sum = warp_sum(sum);
+            }
+            if (lane == 0) a.masses[partial + chunk] = sum;
+            continue;
+        }
+        if (!(nearest <= reach)) continue;
+        load_adjusted(a, row, logits, chunk, lane, v);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+            const float y = distance(v[i], top, row.scale);
+            const bool in = y <= reach;
+            histogram.add_warp(in, in ? bin_of(y, bins_per) : 0, in ? units_at(y) : 0, lane);
+        }
+    }
+    __syncthreads();
+    if (todo == Todo::kHistogram)
+        for (uint32_t b = threadIdx.x; b < kBins; b += kWeighThreads)
+            if (histogram.count[b] != 0) {
+                atomicAdd(a.bin_counts + static_cast<size_t>(at) * kBins + b, histogram.count[b]);
+                atomicAdd(reinterpret_cast<unsigned long long*>(a.bin_masses + static_cast<size_t>(at) * kBins + b),
+                          static_cast<unsigned long long>(histogram.mass(b)));
+            }
+    if (!is_last_block(&state.tickets[1])) return;
+    if (todo == Todo::kHistogram) return end_bins(a, row, at);
+    const Hit hit = draw_chunk(a, row, [&](uint32_t c) { return __ldcg(a.masses + partial + c); });
+    finish_row(a, row, at, draw_in_chunk(a, row, logits, hit, top, row.min_p, a.keys[partial + hit.chunk]));
+}
+
+/// Sorts the first `n` of kList keys, largest first; n is a power of two of at least 2.
+__device__ inline void sort_list(uint64_t* list, uint32_t n) {
+    for (uint32_t size = 2; size <= n; size <<= 1)
+        for (uint32_t stride = size >> 1; stride > 0; stride >>= 1) {
+            __syncthreads();
+            for (uint32_t i = threadIdx.x; i < n / 2; i += kChooseThreads) {
+                const uint32_t low = 2 * i - (i & (stride - 1)), high = low + stride;
+                const uint64_t x = list[low], y = list[high];
+                if ((x < y) == ((low & size) == 0)) {
+                    list[low] = y;
+                    list[high] = x;
+                }
+            }
+        }
+    __syncthreads();
+}
+
+/// The token, from the sorted list. `up_to[j]` is the weight of all candidates up to the j-th, also of those not listed.
+__device__ inline uint32_t choose_listed(const Args& a, const Row& row, const RowState& state, uint32_t at, const uint64_t* list,
+                                         uint32_t n) {
+    constexpr uint32_t kEach = kList / kChooseThreads;
+    __shared__ uint64_t kept;
+    __shared__ uint64_t cut;
+    __shared__ uint32_t drawn;
+    const uint32_t* counts = a.bin_counts + static_cast<size_t>(at) * kBins;
+    const uint64_t* masses = a.bin_masses + static_cast<size_t>(at) * kBins;
+    const auto bin_at = [&](uint32_t j) {
+        return bin_of(distance(key_value(list[j]), state.max, row.scale), state.bins_per);
+    };
+    uint32_t rank[kEach], rank_sum = 0;
+    uint64_t up_to[kEach], w[kEach], sum = 0;
+    float weight[kEach];
+    const uint32_t first = threadIdx.x * kEach;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t j = first + i;
+        w[i] = 0;
+        weight[i] = 0;
+        if (j < n) {
+            const float y = distance(key_value(list[j]), state.max, row.scale);
+            weight[i] = weight_at(y);
+            w[i] = units_at(y);
+            ++rank_sum;
+            sum += w[i];
+            const uint32_t bin = bin_of(y, state.bins_per), earlier = j == 0 ? kBins : bin_at(j - 1);
+            if (bin != earlier) {  // what lies between the two bins
+                rank_sum += __ldcg(counts + bin) - (j == 0 ? 0 : __ldcg(counts + earlier + 1));
+                sum += __ldcg(masses + bin) - (j == 0 ? 0 : __ldcg(masses + earlier + 1));
+            }
+        }
+        rank[i] = rank_sum;
+        up_to[i] = sum;
+    }
+    uint32_t rank_total = 0;
+    uint64_t sum_total = 0;
+    const uint32_t rank_before = block_exclusive(rank_sum, rank_total);
+    const uint64_t before = block_exclusive(sum, sum_total);
+    if (threadIdx.x == 0) {
+        kept = row.top_k == 0 ? state.all : state.mass_total;
+        cut = state.mass_max;
+        drawn = key_id(list[0]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        rank[i] += rank_before;
+        up_to[i] += before;
+        if (first + i < n && rank[i] == row.top_k) {
+            kept = up_to[i];
+            cut = min(cut, kept);
+        }
+    }
+    __syncthreads();
+    const uint64_t want = row.top_p < 1.0f ? top_p_units(row, kept) : ~uint64_t{0};
+    uint64_t mine = ~uint64_t{0};
+#pragma unroll
+    for (uint32_t i = kEach; i-- > 0;) {
+        if (first + i >= n) continue;
+        if (up_to[i] - w[i] < want && want <= up_to[i]) mine = min(mine, up_to[i]);
+        if (rank[i] > 1 && weight[i] < row.min_p) mine = min(mine, up_to[i] - w[i]);
+    }
+    const uint64_t least = ~block_max(~mine);
+    const uint64_t unit = draw_unit(row, min(cut, least));
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
+    __syncthreads();
+    return drawn;
+}
+
+}  // namespace baton::backend::cuda::sampling

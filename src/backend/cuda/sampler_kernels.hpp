@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/common.hpp"
+#include "backend/cuda/sampler.hpp"
+
+/// What the host half of the sampler (sampler.cpp) and its kernels (sampler.cu) agree on. Layouts are the same for both.
+namespace baton::backend::cuda::sampling {
+
+constexpr uint32_t kChunk = 1024;          ///< logits that one warp looks at: the unit of all partial results
+constexpr uint32_t kBins = 2048;           ///< of the histogram over a row's likely part
+constexpr uint32_t kList = 2048;           ///< candidates that are put in order one by one
+constexpr uint32_t kVocabMax = 1u << 20;   ///< bounds the sums of weights in units of 2^-42 by 2^62
+constexpr uint32_t kEditsMax = 1024 + 256; ///< biased and masked ids of a row
+constexpr uint16_t kInPrompt = 0x8000;     ///< flag in a count; the rest counts emissions and saturates
+
+/// How a row's token is found.
+enum class Mode : uint32_t {
+    kGreedy = 0,   ///< the largest, the lowest id of equals
+    kDraw = 1,     ///< a draw from all, in the order of ids
+    kBar = 2,      ///< as kDraw, of those whose weight reaches min_p
+    kOrdered = 3,  ///< top-k, top-p: a draw from the most likely down
+};
+
+/// One row's settings as uploaded.
+struct Row {
+    uint64_t seed;
+    uint64_t position;
+    float scale;  ///< 1 / temperature
+    float top_p;  ///< 1: off
+    float min_p;
+    uint32_t top_k;  ///< 0: off; else below the vocabulary's size
+    float repetition;
+    float presence;
+    float frequency;
+    Mode mode;
+    uint32_t state;
+    uint32_t penalties;  ///< 1: counts[state] holds what the penalties need
+    int32_t top;         ///< -1: no logprobs; else how many of the largest
+    uint32_t edit_first; ///< index of the row's first edit
+    uint32_t edits;
+    uint32_t unused;
+};
+static_assert(sizeof(Row) == 72);
+
+/// An id whose logit is changed before everything else. Minus infinity masks it. No id comes twice in a row.
+struct Edit {
+    int32_t id;
+    float bias;
+};
+
+/// What begins the upload; rows follow at kRowsAt, then edits.
+struct Header {
+    uint32_t rows;
+    uint32_t edits_at;  ///< bytes from the begin of the upload
+};
+constexpr uint32_t kRowsAt = 64;
+
+/// The result of a row.
+struct Head {
+    int32_t id;
+    float logprob;
+};
+/// Its largest raw logits' ids and logprobs, where wanted.
+struct Top {
+    uint32_t count;
+    int32_t id[kTopMax];
+    float logprob[kTopMax];
+};
+
+/// What is left to do for a row after a kernel.
+enum class Todo : uint32_t { kNothing, kSums, kHistogram, kSorting, kDescent };
+
+/// What a row's kernels tell each other.
+struct RowState {
+    Todo todo;
+    float max;       ///< of the adjusted logits
+    float reach;     ///< candidates have (max - logit) · scale at most this
+    float bins_per;  ///< bins per unit of that distance
+    uint64_t all;    ///< weight of all, in units of 2^-42
+    double raw_log;  ///< log of Σ exp(raw logit)
+    float raw_max;
+    uint32_t kept_bins;     ///< bins beyond this one hold nothing that is needed
+    uint32_t listed;        ///< candidates in the list; back to 0 when used
+    uint32_t bin_total;     ///< candidates in the histogram
+    uint64_t mass_total;    ///< and their weight
+    uint64_t mass_max;      ///< what min-p keeps weighs at most this: all up to the last bin in which a weight may reach it
+    uint32_t tickets[3];    ///< of CTAs that are done, per kernel; back to 0 when used
+    uint32_t unused;
+    uint32_t wanted[kBins / 32];  ///< bit mask of the bins whose candidates are listed
+};
+
+/// Everything a kernel touches. Device pointers; rows_max rows each unless said otherwise.
+struct Args {
+    const std::byte* upload;
+    float* logits;       ///< [rows, vocab]
+    uint16_t* counts;    ///< [states, count_stride]
+    int32_t* last;       ///< [states]
+    Head* heads;
+    Top* tops;
+    RowState* states;
+    uint64_t* keys;      ///< [chunks] largest adjusted logit of each chunk and its id
+    uint64_t* masses;    ///< [chunks] weight of each chunk
+    float* sums;         ///< [chunks] Σ exp relative to the chunk's own largest
+    uint64_t* raw_keys;  ///< [chunks] as keys, of the raw logits
+    float* raw_sums;     ///< [chunks]
+    uint32_t* bin_counts;   ///< [kBins]; then exclusive sums
+    uint64_t* bin_masses;   ///< [kBins]; then exclusive sums
+    uint64_t* list;         ///< [kList]
+    float* raw_saved;       ///< [edits] what the edits replaced
+    uint32_t vocab;
+    uint32_t chunks;
+    uint32_t count_stride;
+    uint32_t list_max;       ///< at most kList; lower in tests
+    uint32_t scan_per_warp;  ///< chunks a warp of the first kernel looks at
+};
+
+/// Enqueues the kernels that sample `rows` rows.
+cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows);
+/// Enqueues the addition of *last to a row of counts.
+cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last, uint32_t vocab);
+
+}  // namespace baton::backend::cuda::sampling

@@ -1,0 +1,318 @@
+#pragma once
+
+#include "backend/cuda/sampler_device.cuh"
+
+/// The first kernel: one look at every logit. It applies edits, finds each chunk's best and sums, and ends greedy rows and
+/// draws from all; rows with top-k, top-p or min-p get the bounds that keep the next kernels' work small.
+namespace baton::backend::cuda::sampling {
+
+constexpr uint32_t kScanThreads = 256;
+constexpr uint32_t kScanWarps = kScanThreads / 32;
+
+/// Applies the edits whose ids lie in [begin, end) and keeps what they replace.
+__device__ inline void apply_edits(const Args& a, const Row& row, float* logits, uint32_t begin, uint32_t end) {
+    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    __syncthreads();  // raw logits have been read
+    for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x) {
+        const Edit edit = edits[row.edit_first + e];
+        const uint32_t id = static_cast<uint32_t>(edit.id);
+        if (id < begin || id >= end) continue;
+        const float raw = __ldcg(logits + id);
+        a.raw_saved[row.edit_first + e] = raw;
+        logits[id] = without_nan(__fadd_rn(without_nan(raw), edit.bias));
+    }
+    __syncthreads();
+}
+
+/// Puts raw values back into a lane's part of a chunk, where edits replaced them. The whole warp calls.
+__device__ inline void undo_edits(const Args& a, const Row& row, uint32_t chunk, uint32_t lane, float (&v)[kPerLane]) {
+    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    for (uint32_t first = 0; first < row.edits; first += 32) {
+        const uint32_t e = first + lane;
+        const uint32_t id = e < row.edits ? static_cast<uint32_t>(edits[row.edit_first + e].id) : kAll;
+        const bool here = e < row.edits && id / kChunk == chunk;
+        const float raw = here ? __ldcg(a.raw_saved + row.edit_first + e) : 0.0f;
+        for (uint32_t mask = __ballot_sync(kAll, here); mask != 0; mask &= mask - 1) {
+            const int source = __ffs(static_cast<int>(mask)) - 1;
+            const uint32_t its_id = __shfl_sync(kAll, id, source);
+            const float its_raw = without_nan(__shfl_sync(kAll, raw, source));
+#pragma unroll
+            for (int i = 0; i < kPerLane; ++i)
+                if (id_of(chunk, lane, i) == its_id) v[i] = its_raw;
+        }
+    }
+}
+
+/// Appends the chunk's raw logits with keys of at least `bar`, at most `n` of them, best first, to `found`.
+__device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane, uint64_t bar, uint32_t n,
+                                   uint64_t* found, uint32_t* count) {
+    uint32_t taken = 0;
+    for (uint32_t k = 0; k < n; ++k) {
+        uint64_t mine = 0;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+            const uint64_t key = make_key(ordered(v[i]), id_of(chunk, lane, i));
+            if ((taken >> i & 1u) == 0 && key > mine) mine = key;
+        }
+        const uint32_t order = __reduce_max_sync(kAll, static_cast<uint32_t>(mine >> 32));
+        const bool leads = static_cast<uint32_t>(mine >> 32) == order;
+        const uint32_t low = __reduce_max_sync(kAll, leads ? static_cast<uint32_t>(mine) : 0u);
+        const uint64_t best = (static_cast<uint64_t>(order) << 32) | low;
+        if (best < bar) return;
+        if (mine == best) {
+            found[atomicAdd(count, 1u)] = best;
+#pragma unroll
+            for (int i = 0; i < kPerLane; ++i)
+                if (id_of(chunk, lane, i) == key_id(best)) taken |= 1u << i;
+        }
+    }
+}
+
+/// The `row.top` largest raw logits and their logprobs. Only chunks among whose bests they can be are looked at again.
+__device__ inline void list_top(const Args& a, const Row& row, uint32_t at, const float* logits) {
+    __shared__ uint64_t bests[kVocabMax / kChunk];
+    __shared__ uint32_t chosen[kTopMax];
+    __shared__ uint64_t found[kTopMax * kTopMax];
+    __shared__ uint64_t bar;
+    __shared__ uint32_t count;
+    const uint32_t n = min(static_cast<uint32_t>(row.top), a.vocab);
+    const uint32_t chunks = min(n, a.chunks);
+    const uint64_t* keys = a.raw_keys + static_cast<size_t>(at) * a.chunks;
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) bests[c] = __ldcg(keys + c);
+    if (threadIdx.x == 0) count = 0;
+    if (threadIdx.x == 0) bar = 0;
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
+        uint32_t better = 0;
+        for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+        if (better < chunks) chosen[better] = c;
+        if (better + 1 == n) bar = bests[c];
+    }
+    __syncthreads();
+    const uint32_t lane = threadIdx.x & 31;
+    for (uint32_t k = threadIdx.x >> 5; k < chunks; k += kScanWarps) {
+        float v[kPerLane];
+        load_chunk(logits, a.vocab, chosen[k], lane, v);
+        if (row.edits != 0) undo_edits(a, row, chosen[k], lane, v);
+        extract_top(v, chosen[k], lane, bar, min(n, a.vocab - chosen[k] * kChunk), found, &count);
+    }
+    __syncthreads();
+    const RowState& state = a.states[at];
+    const bool finite = isfinite(state.raw_max);
+    Top& top = a.tops[at];
+    for (uint32_t i = threadIdx.x; i < count; i += kScanThreads) {
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < count; ++j) rank += found[j] > found[i] ? 1 : 0;
+        if (rank >= n) continue;
+        const float value = key_value(found[i]);
+        top.id[rank] = static_cast<int32_t>(key_id(found[i]));
+        top.logprob[rank] = !finite ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
+                                    : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+    }
+    if (threadIdx.x == 0) top.count = n;
+    __syncthreads();
+}
+
+/// Largest raw logit and log of the sum of exp, for logprobs.
+__device__ inline void sum_raw(const Args& a, uint32_t at) {
+    const uint64_t* keys = a.raw_keys + static_cast<size_t>(at) * a.chunks;
+    const float* sums = a.raw_sums + static_cast<size_t>(at) * a.chunks;
+    uint64_t best = 0;
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) best = max(best, __ldcg(keys + c));
+    const float top = key_value(block_max(best));
+    double sum = 0;
+    if (isfinite(top))
+        for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
+            const float value = key_value(__ldcg(keys + c));
+            sum += static_cast<double>(__ldcg(sums + c)) * static_cast<double>(weight_at(distance(value, top, 1.0f)));
+        }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) {
+        a.states[at].raw_max = top;
+        a.states[at].raw_log = static_cast<double>(top) + log(sum);
+    }
+    __syncthreads();
+}
+
+/// The chunk and the unit in it that the row's draw hits, by the chunks' weights; `mass(c)` gives one.
+struct Hit {
+    uint32_t chunk;
+    uint64_t unit;
+};
+template <class Mass>
+__device__ Hit draw_chunk(const Args& a, const Row& row, const Mass& mass) {
+    __shared__ Hit hit;
+    const uint32_t per = (a.chunks + kScanThreads - 1) / kScanThreads;
+    const uint32_t begin = threadIdx.x * per, end = min(begin + per, a.chunks);
+    uint64_t mine = 0, total = 0;
+    for (uint32_t c = begin; c < end; ++c) mine += mass(c);
+    uint64_t before = block_exclusive(mine, total);
+    const uint64_t unit = draw_unit(row, total);
+    if (threadIdx.x == 0) hit = {0, 0};
+    __syncthreads();
+    if (before <= unit && unit < before + mine)
+        for (uint32_t c = begin; c < end; ++c) {
+            const uint64_t m = mass(c);
+            if (unit < before + m) {
+                hit = {c, unit - before};
+                break;
+            }
+            before += m;
+        }
+    __syncthreads();
+    return hit;
+}
+
+/// The id that the unit hits in a chunk, in the order of ids. Weights below `bar` count for nothing. Rounding may leave a
+/// crumb: then the last id that can be drawn.
+__device__ inline uint32_t draw_in_chunk(const Args& a, const Row& row, const float* logits, Hit hit, float max, float bar,
+                                         uint64_t chunk_key) {
+    static_assert(kScanThreads * 4 == kChunk);
+    __shared__ uint32_t drawn;
+    const uint32_t first = hit.chunk * kChunk + threadIdx.x * 4;
+    uint64_t w[4], mine = 0, total = 0;
+    uint32_t last = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        w[i] = 0;
+        if (first + i < a.vocab) {
+            const float y = distance(load_one(a, row, logits, first + i), max, row.scale);
+            if (y <= kReachMax) {
+                const float weight = weight_at(y);
+                if (weight >= bar) w[i] = units(weight);
+            }
+        }
+        mine += w[i];
+        if (w[i] != 0) last = first + i + 1;
+    }
+    if (threadIdx.x == 0) drawn = kAll;
+    uint64_t before = block_exclusive(mine, total);
+    if (before <= hit.unit && hit.unit < before + mine) {
+        uint32_t at = first;
+#pragma unroll
+        for (uint32_t i = 0; i < 3; ++i) {
+            before += w[i];
+            if (hit.unit >= before) at = first + i + 1;
+        }
+        drawn = at;
+    }
+    const uint32_t crumb = static_cast<uint32_t>(block_max(last));
+    if (drawn != kAll) return drawn;
+    return crumb != 0 ? crumb - 1 : key_id(chunk_key);
+}
+
+/// Distance within which everything lies that top-k, top-p and min-p can keep.
+__device__ inline float reach_of(const Args& a, const Row& row, uint32_t at, float max, uint64_t all) {
+    __shared__ uint64_t bests[kVocabMax / kChunk];
+    __shared__ float reach;
+    if (row.top_k != 0) {
+        if (row.top_k > a.chunks) return kReachMax;
+        // As many chunks' bests as top-k keeps are a lower bound of all it keeps.
+        const uint64_t* keys = a.keys + static_cast<size_t>(at) * a.chunks;
+        for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) bests[c] = __ldcg(keys + c);
+        __syncthreads();
+        for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
+            uint32_t better = 0;
+            for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+            if (better + 1 == row.top_k) reach = distance(key_value(bests[c]), max, row.scale);
+        }
+        __syncthreads();
+        return fminf(reach, kReachMax);
+    }
+    // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
+    const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
+    float r = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
+    if (row.min_p > 0.0f) r = fminf(r, 0.01f - logf(row.min_p));
+    return fminf(fmaxf(r, 0.0f), kReachMax);
+}
+
+/// Ends the row or prepares what is left to do. The last block of a row calls.
+__device__ inline void end_scan(const Args& a, const Row& row, uint32_t at, float* logits) {
+    const uint64_t* keys = a.keys + static_cast<size_t>(at) * a.chunks;
+    const float* sums = a.sums + static_cast<size_t>(at) * a.chunks;
+    RowState& state = a.states[at];
+    uint64_t best = 0;
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) best = max(best, __ldcg(keys + c));
+    best = block_max(best);
+    const float top = key_value(best);
+    if (row.top >= 0) {
+        sum_raw(a, at);
+        if (row.top > 0) list_top(a, row, at, logits);
+    }
+    // An infinite maximum has no distribution to draw from.
+    if (row.mode == Mode::kGreedy || !isfinite(top)) return finish_row(a, row, at, key_id(best));
+    const auto mass = [&](uint32_t c) -> uint64_t {
+        const float y = distance(key_value(__ldcg(keys + c)), top, row.scale);
+        if (!(y <= 87.0f)) return 0;
+        return __double2ull_rn(static_cast<double>(__ldcg(sums + c)) * static_cast<double>(weight_at(y)) * 0x1.0p42);
+    };
+    if (row.mode == Mode::kDraw) {
+        const Hit hit = draw_chunk(a, row, mass);
+        const uint32_t id = draw_in_chunk(a, row, logits, hit, top, 0.0f, __ldcg(keys + hit.chunk));
+        return finish_row(a, row, at, id);
+    }
+    uint64_t all = 0;
+    float reach = kReachMax;
+    if (row.mode == Mode::kOrdered) {
+        if (row.top_k == 0) {
+            uint64_t mine = 0;
+            for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) mine += mass(c);
+            all = block_sum(mine);
+        }
+        reach = reach_of(a, row, at, top, all);
+    }
+    if (threadIdx.x != 0) return;
+    state.max = top;
+    state.all = all;
+    state.reach = reach;
+    state.bins_per = static_cast<float>(kBins) / fmaxf(reach, 1e-6f);
+    state.todo = row.mode == Mode::kBar ? Todo::kSums : Todo::kHistogram;
+}
+
+/// Grid: [CTAs a row, rows]. Each warp looks at `per_warp` chunks, a CTA at consecutive ones.
+__global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const Args a, uint32_t per_warp) {
+    launch_dependents();
+    wait_for_earlier();
+    const uint32_t at = blockIdx.y;
+    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) return;
+    const Row row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t first = blockIdx.x * kScanWarps * per_warp;
+    const size_t partial = static_cast<size_t>(at) * a.chunks;
+
+    if (row.mode == Mode::kOrdered)
+        for (uint32_t b = blockIdx.x * kScanThreads + threadIdx.x; b < kBins; b += gridDim.x * kScanThreads) {
+            a.bin_counts[static_cast<size_t>(at) * kBins + b] = 0;
+            a.bin_masses[static_cast<size_t>(at) * kBins + b] = 0;
+        }
+    float v[kPerLane];
+    if (row.top >= 0)
+        for (uint32_t k = 0; k < per_warp; ++k) {
+            const uint32_t chunk = first + k * kScanWarps + (threadIdx.x >> 5);
+            if (chunk >= a.chunks) break;
+            load_chunk(logits, a.vocab, chunk, lane, v);
+            const uint64_t key = best_of(v, chunk, lane);
+            const float sum = sum_of(v, key_value(key), 1.0f);
+            if (lane == 0) {
+                a.raw_keys[partial + chunk] = key;
+                a.raw_sums[partial + chunk] = sum;
+            }
+        }
+    if (row.edits != 0) apply_edits(a, row, logits, first * kChunk, (first + kScanWarps * per_warp) * kChunk);
+    const bool sums = row.mode == Mode::kDraw || (row.mode == Mode::kOrdered && row.top_k == 0);
+    for (uint32_t k = 0; k < per_warp; ++k) {
+        const uint32_t chunk = first + k * kScanWarps + (threadIdx.x >> 5);
+        if (chunk >= a.chunks) break;
+        load_adjusted(a, row, logits, chunk, lane, v);
+        const uint64_t key = best_of(v, chunk, lane);
+        const float sum = sums ? sum_of(v, key_value(key), row.scale) : 0.0f;
+        if (lane == 0) {
+            a.keys[partial + chunk] = key;
+            if (sums) a.sums[partial + chunk] = sum;
+        }
+    }
+    if (is_last_block(&a.states[at].tickets[0])) end_scan(a, row, at, logits);
+}
+
+}  // namespace baton::backend::cuda::sampling
