@@ -25,7 +25,13 @@ std::string name_of(const wire::ReplicaTarget& t) {
 
 }  // namespace
 
-PeerLinks::PeerLinks(Services services) : services_(std::move(services)) {}
+PeerLinks::PeerLinks(Services services) : services_(std::move(services)) {
+    if (const auto faults = xavier::parse_faults(services_.settings.fault)) drop_ = faults->drop;
+    if (services_.device == nullptr) return;
+    auto handle = services_.device->export_handle();
+    if (handle) device_handle_ = std::move(*handle);
+    else log::warn("xavier.pool_not_shared", {{"reason", handle.error().message}});
+}
 PeerLinks::~PeerLinks() { close(); }
 
 Expected<net::Endpoint> PeerLinks::listen() {
@@ -38,14 +44,19 @@ Expected<net::Endpoint> PeerLinks::listen() {
     return listener_->endpoint();
 }
 
-wire::LinkHello PeerLinks::own_hello() const {
+wire::LinkHello PeerLinks::own_hello(const Link& link) const {
     wire::LinkHello hello;
     hello.self = {services_.settings.replica, services_.settings.epoch};
     hello.host_id = services_.host_id;
     hello.model = services_.model;
     hello.layout = xavier::to_wire(services_.pool.layout());
-    hello.wants_map = services_.settings.mover != "tcp";
+    // TCP passes no descriptors.
+    hello.wants_map = services_.settings.mover != "tcp" && link.connection->remote() == "unix";
     hello.verify = services_.settings.verify_handoff;
+    hello.device = services_.device != nullptr;
+    if (!hello.device) return hello;
+    if (!device_handle_.empty()) hello.gpu = services_.device->gpu();
+    if (!unmappable_.contains({link.peer.replica, link.peer.epoch})) hello.maps_gpus = services_.device->mappable_gpus();
     return hello;
 }
 
@@ -100,9 +111,7 @@ void PeerLinks::dialled(const wire::Peer& peer, std::shared_ptr<net::Connection>
     link->dialled = true;
     links_[peer.target.replica] = link;
     attach(link);
-    wire::LinkHello hello = own_hello();
-    hello.wants_map = hello.wants_map && link->connection->remote() == "unix";  // TCP passes no descriptors
-    link->connection->send(hello);
+    link->connection->send(own_hello(*link));
 }
 
 void PeerLinks::redial_later(ReplicaId replica) {
@@ -164,8 +173,7 @@ void PeerLinks::on_message(const LinkPtr& link, net::Connection::Received receiv
 void PeerLinks::on_hello(const LinkPtr& link, const wire::LinkHello& hello, std::vector<UniqueFd> fds) {
     link->greeted = true;
     strangers_.erase(link);
-    wire::LinkHello own = own_hello();
-    own.wants_map = own.wants_map && link->connection->remote() == "unix";
+    wire::LinkHello own = own_hello(*link);
     if (hello.self.replica.value == 0 || (link->dialled && hello.self != link->peer))
         return refuse(link, {ErrorCode::kInvalidArgument, "another replica answered", ""});
     link->peer = hello.self;
@@ -185,20 +193,34 @@ void PeerLinks::on_hello(const LinkPtr& link, const wire::LinkHello& hello, std:
         }
         links_[link->peer.replica] = link;
         std::vector<int> pass;
-        if (*mover == "shm") pass.push_back(services_.pool.fd());
+        if (*mover == "shm" || *mover == "cuda_ipc") pass.push_back(services_.pool.fd());
+        if (*mover == "cuda_ipc") {
+            const auto* bytes = reinterpret_cast<const uint8_t*>(device_handle_.data());
+            own.device_handle.assign(bytes, bytes + device_handle_.size());
+        }
         link->connection->send(own, {}, pass);
         return set_up(link, *mover);
     }
-    auto layout = xavier::from_wire(hello.layout);
-    if (!layout) return refuse(link, layout.error());
+    if (auto added = add_source(link, hello, *mover, std::move(fds)); !added) return refuse(link, added.error());
+    set_up(link, *mover);
+}
+
+/// D: what it takes to pull from the peer.
+Expected<void> PeerLinks::add_source(const LinkPtr& link, const wire::LinkHello& hello, const std::string& mover,
+                                     std::vector<UniqueFd> fds) {
+    BATON_TRY_ASSIGN(const kv::PoolLayout layout, xavier::from_wire(hello.layout));
     std::optional<UniqueFd> map;
-    if (*mover == "shm") {
-        if (fds.empty()) return refuse(link, {ErrorCode::kCorrupt, "the peer passed no memory", ""});
+    if (mover == "shm" || mover == "cuda_ipc") {
+        if (fds.empty()) return fail(ErrorCode::kCorrupt, "the peer passed no memory");
         map = std::move(fds.front());
     }
-    auto added = services_.transfer().add_source(link->peer, *layout, kProgressSlots, std::move(map), link->connection);
-    if (!added) return refuse(link, added.error());
-    set_up(link, *mover);
+    if (mover != "cuda_ipc")
+        return services_.transfer().add_source(link->peer, layout, kProgressSlots, std::move(map), link->connection);
+    auto added = services_.transfer().add_device_source(link->peer, layout, kProgressSlots, std::move(*map),
+                                                        std::as_bytes(std::span(hello.device_handle)));
+    // The next try does without, unless it was asked for.
+    if (!added && services_.settings.mover.empty()) unmappable_.insert({link->peer.replica, link->peer.epoch});
+    return added;
 }
 
 void PeerLinks::refuse(const LinkPtr& link, const Error& error) {
@@ -248,7 +270,13 @@ void PeerLinks::report_links() {
 
 void PeerLinks::send(wire::ReplicaTarget peer, const wire::Message& message) {
     const auto it = links_.find(peer.replica);
-    if (it != links_.end() && it->second->up && it->second->peer == peer) it->second->connection->send(message);
+    if (it == links_.end() || !it->second->up || it->second->peer != peer) return;
+    if (!drop_.empty() && drop_ == wire::name_of(message)) {
+        log::warn("xavier.message_dropped", {{"message", drop_}});
+        drop_.clear();
+        return;
+    }
+    it->second->connection->send(message);
 }
 
 void PeerLinks::close() {

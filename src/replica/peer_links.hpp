@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "baton/backend/device_pool.hpp"
 #include "baton/config/replica_settings.hpp"
 #include "baton/engine/engine.hpp"
 #include "baton/net/connection.hpp"
@@ -33,6 +34,7 @@ class PeerLinks {
         std::function<engine::Engine&()> engine;
         std::function<xavier::TransferThread&()> transfer;
         std::function<void(wire::LinkState)> report;
+        backend::DevicePool* device = nullptr;  ///< where the pool lies, if on a device; outlives the links
     };
     explicit PeerLinks(Services services);
     ~PeerLinks();
@@ -48,7 +50,10 @@ class PeerLinks {
   private:
     struct Link;
     using LinkPtr = std::shared_ptr<Link>;
-    [[nodiscard]] wire::LinkHello own_hello() const;
+    /// What this replica is, as told over that link; a decode replica leaves out what did not work with that peer before.
+    [[nodiscard]] wire::LinkHello own_hello(const Link& link) const;
+    [[nodiscard]] Expected<void> add_source(const LinkPtr& link, const wire::LinkHello& hello, const std::string& mover,
+                                            std::vector<UniqueFd> fds);
     void dial(const wire::Peer& peer);
     void dialled(const wire::Peer& peer, std::shared_ptr<net::Connection> connection);
     void redial_later(ReplicaId replica);
@@ -68,6 +73,9 @@ class PeerLinks {
     std::map<ReplicaId, LinkPtr> links_;       ///< the newest link of each peer slot
     std::set<LinkPtr> strangers_;              ///< accepted, not yet greeted
     std::map<ReplicaId, int> dial_failures_;
+    std::set<std::pair<ReplicaId, Epoch>> unmappable_;  ///< peers whose pool the driver would not map
+    std::vector<std::byte> device_handle_;     ///< empty where there is no device, or it cannot be shared
+    std::string drop_;                         ///< fault hook: name of a message to lose
     bool closed_ = false;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -23,19 +23,6 @@ Expected<void> check_range(const char* name, uint32_t value, uint32_t max) {
     return {};
 }
 
-/// The first thing in which the pages of two pools differ.
-std::string difference(const kv::PoolLayout& a, const kv::PoolLayout& b) {
-    const auto numbers = [](const char* name, uint32_t x, uint32_t y) {
-        return std::string(name) + " " + std::to_string(x) + " and " + std::to_string(y);
-    };
-    if (a.dtype != b.dtype) return numbers("dtype", a.dtype, b.dtype);
-    if (a.layers != b.layers) return numbers("layers", a.layers, b.layers);
-    if (a.kv_heads != b.kv_heads) return numbers("kv heads", a.kv_heads, b.kv_heads);
-    if (a.head_dim != b.head_dim) return numbers("head dim", a.head_dim, b.head_dim);
-    if (a.block_tokens != b.block_tokens) return numbers("block tokens", a.block_tokens, b.block_tokens);
-    return "page format " + a.page_format + " and " + b.page_format;
-}
-
 }  // namespace
 
 Expected<void> check_layout(const kv::PoolLayout& l) {
@@ -71,20 +58,6 @@ Expected<kv::PoolLayout> from_wire(const wire::Layout& w) {
     l.page_format = w.page_format;
     BATON_TRY(check_layout(l));
     return l;
-}
-
-Expected<std::string> choose_mover(const wire::LinkHello& decode, const wire::LinkHello& prefill, std::string_view forced) {
-    if (decode.model != prefill.model) return fail(ErrorCode::kUnsupported, "the peers serve different models");
-    BATON_TRY_ASSIGN(const kv::PoolLayout d, from_wire(decode.layout));
-    BATON_TRY_ASSIGN(const kv::PoolLayout p, from_wire(prefill.layout));
-    if (!d.pages_compatible(p)) return fail(ErrorCode::kUnsupported, "KV pages do not match: " + difference(d, p));
-    const bool mappable = !decode.host_id.empty() && decode.host_id == prefill.host_id && decode.wants_map;
-    if (forced.empty()) return std::string(mappable ? "shm" : "tcp");
-    if (forced == "tcp") return std::string("tcp");
-    if (forced != "shm")
-        return fail(ErrorCode::kUnsupported, "mover '" + std::string(forced.substr(0, 64)) + "' is not built: shm and tcp are");
-    if (!mappable) return fail(ErrorCode::kUnsupported, "mover shm needs both replicas on one host");
-    return std::string("shm");
 }
 
 uint64_t block_checksum(std::span<const std::byte> pool, const kv::PoolLayout& layout, BlockId block) {

@@ -69,6 +69,13 @@ bool same_generations(const std::byte* base, const FilePlan& plan, std::span<con
     return true;
 }
 
+bool offer_stands(const std::byte* base, const FilePlan& plan, uint32_t slot, OfferId offer, std::span<const uint32_t> blocks,
+                  std::span<const Generation> generations) {
+    fence(std::memory_order_acquire);  // after every page read
+    return slot_at(base, plan, slot).offer().load(std::memory_order_acquire) == offer.value &&
+           same_generations(base, plan, blocks, generations);
+}
+
 FileHeader header_of(const FilePlan& plan, const kv::PoolLayout& layout, uint32_t progress_slots) {
     wire::LinkHello described;
     described.layout = to_wire(layout);
@@ -208,6 +215,11 @@ bool PoolFile::generations_match(std::span<const BlockId> blocks, std::span<cons
     return same_generations(base_, plan_, blocks, expected);
 }
 
+bool PoolFile::still_valid(uint32_t slot, OfferId offer, std::span<const uint32_t> blocks,
+                           std::span<const Generation> generations) const {
+    return offer_stands(base_, plan_, slot, offer, blocks, generations);
+}
+
 // ---- the read-only end -------------------------------------------------------------------------------------------
 
 Expected<PoolView> PoolView::map(UniqueFd fd, const kv::PoolLayout& layout, uint32_t progress_slots) {
@@ -243,10 +255,7 @@ std::optional<Progress> PoolView::progress(uint32_t slot, OfferId offer) const {
 
 bool PoolView::still_valid(uint32_t slot, OfferId offer, std::span<const uint32_t> blocks,
                            std::span<const Generation> generations) const {
-    fence(std::memory_order_acquire);  // after every page read
-    const std::byte* base = map_.bytes().data();
-    return slot_at(base, plan_, slot).offer().load(std::memory_order_acquire) == offer.value &&
-           same_generations(base, plan_, blocks, generations);
+    return offer_stands(map_.bytes().data(), plan_, slot, offer, blocks, generations);
 }
 
 }  // namespace baton::xavier

@@ -81,6 +81,9 @@ class PoolFile final : public SharedPool {
         return true;
     }
     [[nodiscard]] bool generations_match(std::span<const BlockId> blocks, std::span<const Generation> expected) const;
+    /// As PoolView::still_valid().
+    [[nodiscard]] bool still_valid(uint32_t slot, OfferId offer, std::span<const uint32_t> blocks,
+                                   std::span<const Generation> generations) const;
 
   private:
     const FilePlan plan_;

@@ -4,12 +4,15 @@
 
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/base/log.hpp"
 #include "xavier/page_copy.hpp"
 #include "xavier/puller.hpp"
 
 namespace baton::xavier {
 namespace {
 
+/// Sleep between looks at the words, or the copies, of a device.
+constexpr int64_t kPollUs = 20;
 /// How often a full link is looked at again; it tells nobody when it has drained.
 constexpr int64_t kBlockedLookMs = 1;
 
@@ -22,7 +25,8 @@ bool well_formed(const std::vector<uint32_t>& indices, size_t blocks) {
 
 }  // namespace
 
-PullServer::PullServer(const PoolFile& own, const TransferThread::Faults& faults) : own_(own), faults_(faults) {}
+PullServer::PullServer(OwnPool& own, const TransferThread::Faults& faults)
+    : own_(own), faults_(faults), buffers_(own, std::max<size_t>(kExtentBytesMax, pair_bytes(own.layout()))) {}
 
 void PullServer::send_failed(net::Connection& link, uint64_t pull) {
     wire::ExtentHeader h;
@@ -38,7 +42,7 @@ void PullServer::request(const wire::ReplicaTarget& peer, wire::PullRequest requ
         return s.request.pull == request.pull && s.peer == peer;
     });
     if (twice) return;
-    auto offer = own_.find_offer(request.offer);
+    auto offer = own_.file().find_offer(request.offer);
     if (!offer || request.block_indices.empty() || !well_formed(request.block_indices, offer->blocks.size()) ||
         serving_.size() >= kRequestsMax)
         return send_failed(*link, request.pull);
@@ -53,6 +57,8 @@ void PullServer::request(const wire::ReplicaTarget& peer, wire::PullRequest requ
 }
 
 void PullServer::drop(const wire::ReplicaTarget& peer) {
+    for (Serving& s : serving_)
+        if (s.peer == peer) let_go(s);
     serving_.remove_if([&](const Serving& s) { return s.peer == peer; });
 }
 
@@ -69,16 +75,12 @@ bool PullServer::step(TimeMs now) {
 PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
     if (now < s.not_before) return Step::kIdle;
     const kv::PoolLayout& layout = own_.layout();
-    const auto progress = own_.progress(s.offer.slot, s.offer.offer);
-    if (!progress) {
-        send_failed(*s.link, s.request.pull);
-        return Step::kEnded;
-    }
+    const auto progress = own_.file().progress(s.offer.slot, s.offer.offer);
+    if (!progress) return end_failed(s);
+    if (!s.gathering.empty() && own_.settled(s.gathering.front().ticket)) return send_gathered(s, now);
     s.blocked = s.link->queued_bytes() >= kQueuedBytesHigh;
     if (s.blocked) {
-        if (now - s.last_progress <= limits::kTransferTimeoutMs) return Step::kIdle;
-        send_failed(*s.link, s.request.pull);
-        return Step::kEnded;
+        return now - s.last_progress <= limits::kTransferTimeoutMs ? Step::kIdle : end_failed(s);
     }
     Ready ready = ready_blocks(*progress, s.offer.tokens, layout.block_tokens, layout.layers);
     // From blocks of the offer to positions in the request.
@@ -99,7 +101,7 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
         s.last_progress = now;
         return Step::kIdle;
     }
-    return send_extent(s, *extent, now);
+    return own_.device() == nullptr ? send_extent(s, *extent, now) : start_gathering(s, *extent, now);
 }
 
 PullServer::Step PullServer::send_extent(Serving& s, const Extent& e, TimeMs now) {
@@ -107,27 +109,76 @@ PullServer::Step PullServer::send_extent(Serving& s, const Extent& e, TimeMs now
     std::vector<std::byte> bytes(e.pairs() * pair_bytes(layout));
     const auto blocks = std::span(s.blocks).subspan(e.first_index, e.indices);
     const auto generations = std::span(s.generations).subspan(e.first_index, e.indices);
+    const PoolFile& file = own_.file();
     bool valid = false;
-    own_.while_open(s.offer.offer, [&] {
-        if (!own_.generations_match(blocks, generations)) return;
-        gather_extent(bytes, {own_.bytes(), layout, s.blocks}, e);
-        valid = own_.generations_match(blocks, generations);
+    file.while_open(s.offer.offer, [&] {
+        if (!file.generations_match(blocks, generations)) return;
+        gather_extent(bytes, {file.bytes(), layout, s.blocks}, e);
+        valid = file.generations_match(blocks, generations);
     });
-    if (!valid) {
-        send_failed(*s.link, s.request.pull);
-        return Step::kEnded;
+    if (!valid) return end_failed(s);
+    s.cursor.advance(e);
+    s.last_progress = now;
+    const bool last = s.cursor.done();
+    send(s, e, std::move(bytes), last);
+    return last ? Step::kEnded : Step::kSent;
+}
+
+void PullServer::send(Serving& s, const Extent& e, std::vector<std::byte> bytes, bool last) const {
+    const wire::ExtentHeader h{s.request.pull, e.first_layer, e.layers, e.first_index, e.indices, bytes.size(), checksum64(bytes),
+                               last, false};
+    if (faults_.corrupt_one_byte) bytes[0] ^= std::byte{1};
+    s.link->send(h, std::move(bytes));
+}
+
+/// While one extent is summed and sent the device gathers the next.
+PullServer::Step PullServer::start_gathering(Serving& s, const Extent& e, TimeMs now) {
+    if (s.gathering.size() >= kGatheringMax) return Step::kIdle;
+    const auto buffer = buffers_.take();
+    if (!buffer) return Step::kIdle;
+    const auto blocks = std::span(s.blocks).subspan(e.first_index, e.indices);
+    const auto ticket = own_.device()->to_host({e.first_layer, e.layers, blocks, blocks},
+                                               buffers_.at(*buffer).first(e.pairs() * pair_bytes(own_.layout())));
+    if (!ticket) {
+        buffers_.give(*buffer, 0);
+        log::error("xavier.gather_failed", {{"reason", ticket.error().message}});
+        return end_failed(s);
     }
     s.cursor.advance(e);
     s.last_progress = now;
-    wire::ExtentHeader h{s.request.pull, e.first_layer, e.layers, e.first_index, e.indices, bytes.size(), checksum64(bytes),
-                         s.cursor.done(), false};
-    if (faults_.corrupt_one_byte) bytes[0] ^= std::byte{1};
-    s.link->send(h, std::move(bytes));
-    return h.last ? Step::kEnded : Step::kSent;
+    s.gathering.push_back({e, *buffer, *ticket, s.cursor.done()});
+    return Step::kSent;
 }
 
+/// The blocks may have been reused while the device read them: then the bytes are void.
+PullServer::Step PullServer::send_gathered(Serving& s, TimeMs now) {
+    const Gathering g = s.gathering.front();
+    const auto blocks = std::span(s.blocks).subspan(g.extent.first_index, g.extent.indices);
+    const auto generations = std::span(s.generations).subspan(g.extent.first_index, g.extent.indices);
+    if (own_.lost() || !own_.file().still_valid(s.offer.slot, s.offer.offer, blocks, generations)) return end_failed(s);
+    const std::span<const std::byte> from = buffers_.at(g.buffer).first(g.extent.pairs() * pair_bytes(own_.layout()));
+    send(s, g.extent, std::vector<std::byte>(from.begin(), from.end()), g.last);
+    buffers_.give(g.buffer, g.ticket);
+    s.gathering.pop_front();
+    s.last_progress = now;
+    return g.last ? Step::kEnded : Step::kSent;
+}
+
+PullServer::Step PullServer::end_failed(Serving& s) {
+    let_go(s);
+    send_failed(*s.link, s.request.pull);
+    return Step::kEnded;
+}
+
+void PullServer::let_go(Serving& s) {
+    for (const Gathering& g : s.gathering) buffers_.give(g.buffer, g.ticket);
+    s.gathering.clear();
+}
+
+int64_t PullServer::poll_us() const { return own_.device() != nullptr && !serving_.empty() ? kPollUs : kNoPoll; }
+
 void PullServer::add_doorbells(std::vector<WaitWord>& words) const {
-    if (!serving_.empty()) words.push_back({own_.doorbell(), read_doorbell(own_.doorbell())});
+    if (!serving_.empty()) words.push_back({own_.file().doorbell(), read_doorbell(own_.file().doorbell())});
 }
 
 TimeMs PullServer::next_look(TimeMs now) const {

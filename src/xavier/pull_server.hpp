@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "baton/base/clock.hpp"
@@ -10,7 +12,8 @@
 #include "baton/wire/messages.hpp"
 #include "baton/xavier/mover.hpp"
 #include "xavier/doorbell.hpp"
-#include "xavier/pool_file.hpp"
+#include "xavier/host_buffers.hpp"
+#include "xavier/own_pool.hpp"
 #include "xavier/progress.hpp"
 
 namespace baton::xavier {
@@ -24,7 +27,7 @@ class PullServer {
     static constexpr size_t kQueuedBytesHigh = 16u * 1024 * 1024;
 
     /// Both must outlive it.
-    PullServer(const PoolFile& own, const TransferThread::Faults& faults);
+    PullServer(OwnPool& own, const TransferThread::Faults& faults);
 
     /// An unknown offer or a malformed list is answered with a failed extent.
     void request(const wire::ReplicaTarget& peer, wire::PullRequest request, std::shared_ptr<net::Connection> link, TimeMs now);
@@ -33,8 +36,18 @@ class PullServer {
     bool step(TimeMs now);
     void add_doorbells(std::vector<WaitWord>& words) const;
     [[nodiscard]] TimeMs next_look(TimeMs now) const;
+    /// As Puller::poll_us().
+    [[nodiscard]] int64_t poll_us() const;
+    static constexpr int64_t kNoPoll = INT64_MAX;
 
   private:
+    /// An extent on its way from the device into a host buffer.
+    struct Gathering {
+        Extent extent;
+        size_t buffer = 0;
+        uint64_t ticket = 0;
+        bool last = false;
+    };
     struct Serving {
         wire::ReplicaTarget peer;
         wire::PullRequest request;
@@ -46,15 +59,23 @@ class PullServer {
         TimeMs not_before;
         TimeMs last_progress;
         bool blocked = false;  ///< the link's queue is full
+        std::deque<Gathering> gathering{};  ///< at most kGatheringMax
     };
+    static constexpr size_t kGatheringMax = 2;
     enum class Step : uint8_t { kIdle, kSent, kEnded };
 
     Step step_one(Serving& s, TimeMs now);
     Step send_extent(Serving& s, const Extent& extent, TimeMs now);
+    Step start_gathering(Serving& s, const Extent& extent, TimeMs now);
+    Step send_gathered(Serving& s, TimeMs now);
+    void send(Serving& s, const Extent& extent, std::vector<std::byte> bytes, bool last) const;
+    Step end_failed(Serving& s);
+    void let_go(Serving& s);
     static void send_failed(net::Connection& link, uint64_t pull);
 
-    const PoolFile& own_;
+    OwnPool& own_;
     const TransferThread::Faults& faults_;
+    HostBuffers buffers_;
     std::list<Serving> serving_;
 };
 

@@ -2,11 +2,15 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include "baton/base/fd.hpp"
 #include "baton/pd/replica_core.hpp"
 #include "baton/xavier/mover.hpp"
+#include "xavier/own_pool.hpp"
+#include "xavier/slab_pinner.hpp"
 
 namespace baton::xavier {
 
@@ -23,15 +27,15 @@ struct StoreMap {
 class StoreCopier {
   public:
     static constexpr size_t kCopiesMax = 4096;
-    /// Both must outlive it.
-    StoreCopier(SharedPool& own, const TransferThread::Callbacks& callbacks);
+    /// `wake` is called, on another thread, when memory was pinned and step() may go on. All must outlive it.
+    StoreCopier(OwnPool& own, const TransferThread::Callbacks& callbacks, std::function<void()> wake);
     void set_store(StoreMap store);
     void start(pd::StoreCopy copy);
     /// Copies about a slice; true when it did something. Copies into the store wait for a moment and then take a quarter of
     /// the time at most: nobody waits for them, while the first tokens of the sequence they come from are being decoded.
     /// Copies back are waited for and go at once.
     bool step(int64_t now_us);
-    /// How long step() would do nothing; kNever where there is nothing to copy.
+    /// How long step() would do nothing, unless woken; kNothing where there is nothing to copy.
     [[nodiscard]] int64_t idle_us(int64_t now_us) const;
     static constexpr int64_t kNothing = INT64_MAX;
     void fail_all();
@@ -41,14 +45,23 @@ class StoreCopier {
         pd::StoreCopy copy;
         size_t next = 0;
         int64_t not_before_us = 0;
+        uint64_t ticket = 0;       ///< of the blocks before `next`
+        int64_t slice_us = 0;      ///< when the slice under way began
+        bool failed = false;
     };
     [[nodiscard]] bool valid(const pd::StoreCopy& copy) const;
+    /// Copies a slice of the job's blocks, or queues it on the device; false when it has to wait for pinned memory.
+    bool copy_slice(Job& job);
+    bool end_slice(Job& job, int64_t now_us);
     void report(uint64_t copy, bool ok);
 
-    SharedPool& own_;
+    OwnPool& own_;
     const TransferThread::Callbacks& callbacks_;
+    const std::function<void()> wake_;
     std::optional<StoreMap> store_;
-    std::deque<Job> jobs_;
+    std::unique_ptr<SlabPinner> pinner_;  ///< of the store's memory, for a device
+    std::deque<Job> jobs_;                ///< the front one may have copies under way
+    bool waits_for_pin_ = false;
 };
 
 }  // namespace baton::xavier

@@ -1,10 +1,12 @@
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <variant>
@@ -14,6 +16,7 @@
 #include "baton/xavier/mover.hpp"
 #include "xavier/doorbell.hpp"
 #include "xavier/layout.hpp"
+#include "xavier/own_pool.hpp"
 #include "xavier/pool_file.hpp"
 #include "xavier/pull_server.hpp"
 #include "xavier/puller.hpp"
@@ -26,6 +29,8 @@ namespace {
 constexpr size_t kArrivedBytesMax = 256u * 1024 * 1024;
 constexpr size_t kCommandsMax = 1u << 16;
 constexpr int kNice = -10;
+/// A thread that watches a device sleeps for microseconds: the kernel must not lengthen that.
+constexpr unsigned long kTimerSlackNs = 1'000;
 /// Nothing depends on it: a bound for the sleep of an idle thread.
 constexpr int64_t kIdleWaitUs = 1'000'000;
 
@@ -34,9 +39,10 @@ struct DropRequester { wire::ReplicaTarget peer; };
 struct Request { wire::ReplicaTarget peer; wire::PullRequest request; std::shared_ptr<net::Connection> link; };
 struct Arrived { wire::ReplicaTarget peer; wire::ExtentHeader header; std::vector<std::byte> bytes; };
 struct Plant { TransferThread::Faults faults; };
+struct Checksums { std::vector<BlockId> blocks; std::shared_ptr<std::promise<Expected<std::vector<uint64_t>>>> answer; };
 struct Stop {};
 using Command = std::variant<Source, RemoveSource, pd::StartPull, pd::CancelPull, pd::VerifyPull, Arrived, Request,
-                             DropRequester, StoreMap, pd::StoreCopy, Plant, Stop>;
+                             DropRequester, StoreMap, pd::StoreCopy, Plant, Checksums, Stop>;
 
 template <class... F>
 struct Overload : F... {
@@ -47,8 +53,12 @@ Overload(F...) -> Overload<F...>;
 
 class Thread final : public TransferThread {
   public:
-    Thread(PoolFile& own, Callbacks callbacks)
-        : own_(own), callbacks_(std::move(callbacks)), puller_(own, callbacks_, faults_), server_(own, faults_), copier_(own, callbacks_) {
+    Thread(PoolFile& file, backend::DevicePool* device, Callbacks callbacks)
+        : own_(file, device),
+          callbacks_(std::move(callbacks)),
+          puller_(own_, callbacks_, faults_),
+          server_(own_, faults_),
+          copier_(own_, callbacks_, [this] { ring(&bell_); }) {
         thread_ = std::thread([this] { run(); });
         ::pthread_setname_np(thread_.native_handle(), "baton-transfer");
     }
@@ -61,12 +71,25 @@ class Thread final : public TransferThread {
                               std::optional<UniqueFd> map, std::shared_ptr<net::Connection> link) override {
         BATON_TRY(check_layout(layout));
         if (!own_.layout().pages_compatible(layout)) return fail(ErrorCode::kUnsupported, "the peer's KV pages do not match");
-        Source source{peer, layout, std::nullopt, std::move(link)};
+        Source source{peer, layout, std::nullopt, 0, std::move(link)};
         if (map) {
             BATON_TRY_ASSIGN(source.view, PoolView::map(std::move(*map), layout, progress_slots));
+            if (own_.device() != nullptr || source.view->words_only())
+                return fail(ErrorCode::kUnsupported, "mover shm needs both pools in host memory");
         } else if (!source.link) {
             return fail(ErrorCode::kInvalidArgument, "a source needs a mapped pool or a link");
         }
+        give(std::move(source));
+        return {};
+    }
+    Expected<void> add_device_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots, UniqueFd words,
+                                     std::span<const std::byte> handle) override {
+        BATON_TRY(check_layout(layout));
+        if (!own_.layout().pages_compatible(layout)) return fail(ErrorCode::kUnsupported, "the peer's KV pages do not match");
+        if (own_.device() == nullptr) return fail(ErrorCode::kUnsupported, "mover cuda_ipc needs both pools on GPUs");
+        Source source{peer, layout, std::nullopt};
+        BATON_TRY_ASSIGN(source.view, PoolView::map(std::move(words), layout, progress_slots));
+        BATON_TRY_ASSIGN(source.device_peer, own_.device()->map(handle, layout));
         give(std::move(source));
         return {};
     }
@@ -75,7 +98,7 @@ class Thread final : public TransferThread {
     void cancel_pull(uint64_t pull) override { give(pd::CancelPull{pull}); }
     void verify_pull(const pd::VerifyPull& verify) override { give(verify); }
     void on_extent(wire::ReplicaTarget peer, wire::ExtentHeader header, std::vector<std::byte> bytes) override {
-        if (arrived_bytes_.fetch_add(bytes.size()) + bytes.size() > kArrivedBytesMax) {
+        if (arrived_bytes_.fetch_add(bytes.size()) + bytes.size() + puller_.held_bytes() > kArrivedBytesMax) {
             arrived_bytes_ -= bytes.size();
             bytes.clear();
             header.failed = true;
@@ -97,7 +120,15 @@ class Thread final : public TransferThread {
         return {};
     }
     void store_copy(const pd::StoreCopy& copy) override { give(copy); }
-    void plant(Faults faults) override { give(Plant{faults}); }
+    Expected<std::vector<uint64_t>> checksums(std::span<const BlockId> blocks) override {
+        for (const BlockId b : blocks)
+            if (b >= own_.layout().blocks) return fail(ErrorCode::kInvalidArgument, "no such block");
+        auto answer = std::make_shared<std::promise<Expected<std::vector<uint64_t>>>>();
+        auto future = answer->get_future();
+        give(Checksums{{blocks.begin(), blocks.end()}, std::move(answer)});
+        return future.get();
+    }
+    void plant(Faults faults) override { give(Plant{std::move(faults)}); }
 
   private:
     /// Queues a command and wakes the thread; false when `queue_max` are waiting.
@@ -115,6 +146,7 @@ class Thread final : public TransferThread {
         // On busy cores the copies must not queue behind the compute they are to overlap with: there is little to do, but
         // it is waited for. Where the system forbids it (no privilege) the thread runs like any other.
         (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
+        if (own_.device() != nullptr) (void)::prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0);
         std::vector<WaitWord> words;
         while (!stopped_) {
             // The words are read before the work is looked for: a ring in between ends the wait at once.
@@ -123,7 +155,8 @@ class Thread final : public TransferThread {
             server_.add_doorbells(words);
             const bool handled = handle_commands();
             if (work() || handled) continue;
-            waiter_.wait(words, wait_us());
+            const int64_t us = wait_us();
+            if (us > 0) waiter_.wait(words, us);
         }
         puller_.fail_all("cancelled");
         copier_.fail_all();
@@ -150,11 +183,13 @@ class Thread final : public TransferThread {
         }
     }
 
-    [[nodiscard]] int64_t wait_us() const {
+    [[nodiscard]] int64_t wait_us() {
+        const int64_t poll_us = std::min(puller_.poll_us(), server_.poll_us());
+        if (poll_us == 0) return 0;
         const TimeMs now = steady_now();
         const TimeMs next = std::min(puller_.next_look(now), server_.next_look(now));
         const int64_t pulls_us = std::clamp<int64_t>(next - now, 0, kIdleWaitUs / 1000) * 1000;
-        return std::min(pulls_us, copier_.idle_us(steady_now_us()));
+        return std::min({pulls_us, copier_.idle_us(steady_now_us()), poll_us});
     }
 
     bool handle_commands() {
@@ -180,27 +215,39 @@ class Thread final : public TransferThread {
                        [&](pd::VerifyPull& c) { verify(c); },
                        [&](Arrived& c) {
                            arrived_bytes_ -= c.bytes.size();
-                           puller_.on_extent(c.peer, c.header, c.bytes, steady_now());
+                           puller_.on_extent(c.peer, c.header, std::move(c.bytes), steady_now());
                        },
                        [&](Request& c) { server_.request(c.peer, std::move(c.request), std::move(c.link), steady_now()); },
                        [&](DropRequester& c) { server_.drop(c.peer); },
                        [&](StoreMap& c) { copier_.set_store(std::move(c)); },
                        [&](pd::StoreCopy& c) { copier_.start(std::move(c)); },
                        [&](Plant& c) { faults_ = c.faults; },
+                       [&](Checksums& c) { c.answer->set_value(checksums_now(c.blocks)); },
                        [&](Stop&) { stopped_ = true; },
                    },
                    command);
     }
 
+    /// Waits for the device where the pool is on one: a test mode.
+    Expected<std::vector<uint64_t>> checksums_now(std::span<const BlockId> blocks) {
+        std::vector<uint64_t> sums;
+        for (const BlockId b : blocks) {
+            BATON_TRY_ASSIGN(const uint64_t sum, own_.checksum(b));
+            sums.push_back(sum);
+        }
+        return sums;
+    }
+
     void verify(const pd::VerifyPull& v) {
-        bool equal = v.blocks.size() == v.checksums.size();
-        for (size_t i = 0; equal && i < v.blocks.size(); ++i)
-            equal = v.blocks[i] < own_.layout().blocks &&
-                    block_checksum(own_.pool(), own_.layout(), v.blocks[i]) == v.checksums[i];
+        bool equal = std::all_of(v.blocks.begin(), v.blocks.end(), [&](BlockId b) { return b < own_.layout().blocks; });
+        if (equal) {
+            const auto sums = checksums_now(v.blocks);
+            equal = sums && *sums == v.checksums;
+        }
         if (callbacks_.pull_verified) callbacks_.pull_verified(v.pull, equal);
     }
 
-    PoolFile& own_;
+    OwnPool own_;
     const Callbacks callbacks_;
     Faults faults_;
     Puller puller_;
@@ -220,8 +267,14 @@ class Thread final : public TransferThread {
 
 std::unique_ptr<TransferThread> TransferThread::start(SharedPool& own, Callbacks callbacks) {
     auto* file = dynamic_cast<PoolFile*>(&own);
-    BATON_CHECK(file != nullptr);  // SharedPool::create() makes no other
-    return std::make_unique<Thread>(*file, std::move(callbacks));
+    BATON_CHECK(file != nullptr && !own.pool().empty());  // SharedPool::create() makes no other
+    return std::make_unique<Thread>(*file, nullptr, std::move(callbacks));
+}
+
+std::unique_ptr<TransferThread> TransferThread::start(SharedPool& words, backend::DevicePool& device, Callbacks callbacks) {
+    auto* file = dynamic_cast<PoolFile*>(&words);
+    BATON_CHECK(file != nullptr && words.pool().empty() && words.layout() == device.layout());
+    return std::make_unique<Thread>(*file, &device, std::move(callbacks));
 }
 
 }  // namespace baton::xavier

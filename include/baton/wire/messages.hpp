@@ -243,7 +243,13 @@ struct LinkHello {
     Layout layout;
     bool wants_map = false;  ///< D asks for the shm mover; P passes its pool's descriptor with its answer
     bool verify = false;     ///< test mode: checksums end to end
-    BATON_FIELDS(self, host_id, model, layout, wants_map, verify)
+    bool device = false;     ///< the pool lies on a GPU
+    std::string gpu;         ///< its UUID
+    std::vector<std::string> maps_gpus;  ///< UUIDs of GPUs whose memory this process can map
+    std::vector<uint8_t> device_handle;  ///< P, mover cuda_ipc: what maps its pool (backend::DevicePool::export_handle)
+    bool nccl = false;       ///< the mover nccl can be used here
+    std::string nccl_reason; ///< where it cannot
+    BATON_FIELDS(self, host_id, model, layout, wants_map, verify, device, gpu, maps_gpus, device_handle, nccl, nccl_reason)
 };
 /// P → D: this sequence's KV will be in these blocks.
 struct Offer {

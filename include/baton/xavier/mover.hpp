@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "baton/backend/device_pool.hpp"
 #include "baton/base/error.hpp"
 #include "baton/base/fd.hpp"
 #include "baton/base/ids.hpp"
@@ -58,8 +59,10 @@ class SharedPool {
 /// Checksum of a block's bytes over its pages in (layer, k|v) order.
 [[nodiscard]] uint64_t block_checksum(std::span<const std::byte> pool, const kv::PoolLayout& layout, BlockId block);
 
-/// Which mover a pair uses: shm where both are on one host and the pool can be mapped, else tcp; kUnsupported with the
-/// reason where pages do not match or a layout is not described.
+/// Which mover a pair uses, the same answer on both sides: `cuda_ipc` where both pools lie on GPUs of one host and D's
+/// process can map P's, `nccl` where both are on GPUs and can use it, `shm` where both are in host memory of one host, else
+/// `tcp`. `forced` names the one to use. kUnsupported with the reason where pages do not match, a layout is not described,
+/// or the forced mover cannot serve the pair.
 [[nodiscard]] Expected<std::string> choose_mover(const wire::LinkHello& decode, const wire::LinkHello& prefill, std::string_view forced);
 
 [[nodiscard]] wire::Layout to_wire(const kv::PoolLayout& layout);
@@ -79,13 +82,19 @@ class TransferThread {
         std::function<void()> pull_near{};
     };
     static std::unique_ptr<TransferThread> start(SharedPool& own, Callbacks callbacks);
-    virtual ~TransferThread() = default;  ///< joins
+    /// For a pool on a device: `words` was made by create_words(). Both outlive the thread.
+    static std::unique_ptr<TransferThread> start(SharedPool& words, backend::DevicePool& device, Callbacks callbacks);
+    virtual ~TransferThread() = default;  ///< joins, after copies under way
 
     /// D: a linked prefill peer. shm: `map` is its pool's descriptor; tcp: pulls go over `link`.
     /// kUnsupported when its pages do not match, kCorrupt when the file is not what the layout says. `progress_slots` 0
     /// takes the file's word for it. A source of the same peer is replaced.
     virtual Expected<void> add_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots,
                                       std::optional<UniqueFd> map, std::shared_ptr<net::Connection> link) = 0;
+    /// D, both pools on devices of one host (`cuda_ipc`): `words` is the descriptor of the peer's words, `handle` what its
+    /// DevicePool exported. Errors as above and those of backend::DevicePool::map.
+    virtual Expected<void> add_device_source(wire::ReplicaTarget peer, const kv::PoolLayout& layout, uint32_t progress_slots,
+                                             UniqueFd words, std::span<const std::byte> handle) = 0;
     /// Its pulls end with "peer_lost".
     virtual void remove_source(wire::ReplicaTarget peer) = 0;
     /// Ends with exactly one pull_done. Reasons beside those of pd::PullResult: "invalid" (the offer or an extent makes no
@@ -103,8 +112,25 @@ class TransferThread {
     virtual Expected<void> set_store(UniqueFd fd, uint32_t slots, uint64_t slot_bytes) = 0;
     virtual void store_copy(const pd::StoreCopy& copy) = 0;
 
-    struct Faults { bool corrupt_one_byte = false; int64_t delay_ms = 0; bool fail_pulls = false; };
+    /// Checksums of blocks of the own pool, each block_checksum(), wherever the pool lies. Waits for the transfer thread and
+    /// for the copies: verify mode alone. Any thread but the transfer thread.
+    [[nodiscard]] virtual Expected<std::vector<uint64_t>> checksums(std::span<const BlockId> blocks) = 0;
+
+    /// Fault hooks; docs/XAVIER.md names them.
+    struct Faults {
+        bool corrupt_one_byte = false;
+        int64_t delay_ms = 0;
+        bool fail_pulls = false;
+        int64_t pace_us = 0;   ///< pause after each copy of a pull
+        bool stall = false;    ///< a pull copies once, then no more
+        std::string kill_at{}; ///< the process kills itself at this step
+        std::string drop{};    ///< the first message of this name that a peer link would send is lost
+    };
     virtual void plant(Faults faults) = 0;  ///< fault hooks, for tests and behind a flag
 };
+
+/// "corrupt", "fail_pulls", "pull_delay_ms=N", "pace_us=N", "stall", "kill_at=STEP", "drop=MESSAGE", or several with commas
+/// between; empty: none. kInvalidArgument names the one that is unknown.
+[[nodiscard]] Expected<TransferThread::Faults> parse_faults(std::string_view text);
 
 }  // namespace baton::xavier

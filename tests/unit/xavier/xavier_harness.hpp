@@ -53,30 +53,38 @@ inline std::byte kv_byte(uint64_t sequence, uint32_t layer, bool v, uint32_t pos
 inline size_t token_bytes(const kv::PoolLayout& l) { return l.page_bytes() / l.block_tokens; }
 
 /// What the engine does for one layer of a chunk: writes K and V of positions [begin, end).
-inline void write_layer(SharedPool& pool, const std::vector<BlockId>& blocks, uint64_t sequence, uint32_t layer,
-                        uint32_t begin, uint32_t end) {
-    const kv::PoolLayout& l = pool.layout();
+inline void write_layer(std::span<std::byte> pool, const kv::PoolLayout& l, const std::vector<BlockId>& blocks, uint64_t sequence,
+                        uint32_t layer, uint32_t begin, uint32_t end) {
     const size_t bytes = token_bytes(l);
     for (uint32_t t = begin; t < end; ++t)
         for (const bool v : {false, true}) {
-            auto row = pool.pool().subspan(l.page_offset(layer, v, blocks[t / l.block_tokens]) + (t % l.block_tokens) * bytes, bytes);
+            auto row = pool.subspan(l.page_offset(layer, v, blocks[t / l.block_tokens]) + (t % l.block_tokens) * bytes, bytes);
             for (size_t i = 0; i < bytes; ++i) row[i] = kv_byte(sequence, layer, v, t, i);
         }
 }
 
+inline void write_layer(SharedPool& pool, const std::vector<BlockId>& blocks, uint64_t sequence, uint32_t layer,
+                        uint32_t begin, uint32_t end) {
+    write_layer(pool.pool(), pool.layout(), blocks, sequence, layer, begin, end);
+}
+
 /// How many bytes of positions [first, tokens) differ from what the sequence's must be.
-inline size_t wrong_bytes(SharedPool& pool, const std::vector<BlockId>& blocks, uint64_t sequence, uint32_t first, uint32_t tokens) {
-    const kv::PoolLayout& l = pool.layout();
+inline size_t wrong_bytes(std::span<const std::byte> pool, const kv::PoolLayout& l, const std::vector<BlockId>& blocks,
+                          uint64_t sequence, uint32_t first, uint32_t tokens) {
     const size_t bytes = token_bytes(l);
     size_t wrong = 0;
     for (uint32_t layer = 0; layer < l.layers; ++layer)
         for (const bool v : {false, true})
             for (uint32_t t = first; t < tokens; ++t) {
                 const auto row =
-                    pool.pool().subspan(l.page_offset(layer, v, blocks[t / l.block_tokens]) + (t % l.block_tokens) * bytes, bytes);
+                    pool.subspan(l.page_offset(layer, v, blocks[t / l.block_tokens]) + (t % l.block_tokens) * bytes, bytes);
                 for (size_t i = 0; i < bytes; ++i) wrong += row[i] != kv_byte(sequence, layer, v, t, i) ? 1 : 0;
             }
     return wrong;
+}
+
+inline size_t wrong_bytes(SharedPool& pool, const std::vector<BlockId>& blocks, uint64_t sequence, uint32_t first, uint32_t tokens) {
+    return wrong_bytes(pool.pool(), pool.layout(), blocks, sequence, first, tokens);
 }
 
 /// `n` different blocks of a pool, in random order.
