@@ -49,7 +49,7 @@ folder. Start-up deployments are checked when the process starts, and launched o
 
 ## Worker
 
-`baton worker` takes its settings from the command line only; the link secret comes from `BATON_LINK_SECRET`, so that it shows in no
+`baton worker` takes its settings from the command line; the link secret comes from `BATON_LINK_SECRET`, so that it shows in no
 process list.
 
 | option | default | meaning |
@@ -61,6 +61,7 @@ process list.
 | `--worker-port N` | 0: a free one | the port of that address |
 | `--host-id TEXT` | boot id and network namespace | what makes two replicas "on one host" |
 | `--snapshot-bytes N` | 0: a quarter of memory | bound of the host's snapshot store |
+| `--share-weights false` | true | replicas of one model pack the weights each for itself (also: `BATON_SHARE_WEIGHTS=false`) |
 | `--supervisor-grace-ms N` | 60000 | how long replicas outlive a lost supervisor |
 | `--child-of-supervisor true` | false | ends with its parent at once (set by `baton serve`) |
 | `--log-level L`, `--log-format F` | info, text | as above |
@@ -71,6 +72,7 @@ process list.
 | --- | --- | --- |
 | `BATON_ENDPOINT`, else `XINFERENCE_ENDPOINT` | client commands | URL of the server where `--endpoint` is absent; default http://127.0.0.1:9997 |
 | `BATON_API_KEY`, else `XINFERENCE_API_KEY` | client commands | bearer key where `--api-key` is absent |
+| `BATON_SHARE_WEIGHTS` | workers | `false`: replicas of one model on one host do not share the CPU backend's packed weights |
 | `BATON_TEST_MODEL` | tests | path of the GGUF file that tests with a real model use |
 )";
 

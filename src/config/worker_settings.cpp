@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "baton/config/settings.hpp"
 #include "config/arguments.hpp"
 
@@ -15,6 +17,7 @@ const std::vector<Argument<S>>& table() {
         {"--worker-port", &S::worker_port},
         {"--host-id", &S::host_id},
         {"--snapshot-bytes", &S::snapshot_bytes},
+        {"--share-weights", &S::share_weights},
         {"--supervisor-grace-ms", &S::supervisor_grace_ms},
         {"--child-of-supervisor", &S::child_of_supervisor},
         {"--log-level", &S::log_level, false, {"trace", "debug", "info", "warn", "error"}},
@@ -29,6 +32,16 @@ std::vector<std::string> to_args(const WorkerSettings& settings) { return write_
 
 Expected<WorkerSettings> parse_worker_args(const std::vector<std::string>& args) {
     return read_arguments<S>(table(), args);
+}
+
+Expected<void> apply_environment(WorkerSettings& s) {
+    const char* text = std::getenv("BATON_SHARE_WEIGHTS");
+    if (text == nullptr) return {};
+    bool share = true;
+    if (!read(std::string_view(text), share))
+        return fail(ErrorCode::kInvalidArgument, "BATON_SHARE_WEIGHTS must be true or false", "BATON_SHARE_WEIGHTS");
+    s.share_weights = s.share_weights && share;
+    return {};
 }
 
 Expected<void> check(const WorkerSettings& s) {

@@ -14,12 +14,14 @@
 #include "baton/base/log.hpp"
 #include "baton/model/model.hpp"
 #include "peer_links.hpp"
+#include "shared_weights.hpp"
 
 namespace baton::replica {
 namespace {
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr int64_t kCloseMs = 300;
+constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
 class Replica {
@@ -69,7 +71,8 @@ class Replica {
         cpu.blocks = block_count(unit.block_bytes(), model_len);
         BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, cpu));
         BATON_TRY_ASSIGN(pool_, xavier::SharedPool::create(layout, kProgressSlots));
-        BATON_TRY_ASSIGN(auto backend, backend::make_cpu_backend(plan, cpu, pool_->pool()));
+        cpu.model = info.identity;
+        BATON_TRY_ASSIGN(auto backend, make_cpu_backend(plan, cpu));
         engine_name_ = backend->describe();
 
         pd::CoreConfig core;
@@ -113,6 +116,42 @@ class Replica {
         return {};
     }
 
+    /// The backend on weights that the replicas of this host share, or, where there are none, on weights of its own.
+    Expected<std::unique_ptr<backend::Backend>> make_cpu_backend(const backend::Plan& plan, backend::CpuOptions cpu) {
+        const int64_t begin = steady_now_us();
+        BATON_TRY_ASSIGN(const backend::WeightImage image, backend::cpu_weight_image(plan, cpu));
+        weights_ = std::make_unique<SharedWeights>(settings_, secret_);
+        auto shared = weights_->acquire(image, [&](int fd) { return fill_weights(plan, cpu, fd); });
+        if (shared.fd) {
+            cpu.weights_fd = shared.fd.get();
+            if (auto backend = backend::make_cpu_backend(plan, cpu, pool_->pool())) {
+                log_weights(shared.filled ? "filled" : "shared", image.bytes, begin, "");
+                return backend;
+            } else {
+                shared.reason = backend.error().message;
+            }
+            cpu.weights_fd = -1;
+        }
+        weights_.reset();
+        auto backend = backend::make_cpu_backend(plan, cpu, pool_->pool());
+        if (backend) log_weights("private", image.bytes, begin, shared.reason);
+        return backend;
+    }
+
+    Expected<void> fill_weights(const backend::Plan& plan, const backend::CpuOptions& cpu, int fd) {
+        if (settings_.fault.rfind(kFillDelay, 0) == 0) {
+            log::warn("replica.fault_planted", {{"fault", settings_.fault}, {"pid", ::getpid()}});
+            std::this_thread::sleep_for(std::chrono::milliseconds(std::atoll(settings_.fault.c_str() + kFillDelay.size())));
+        }
+        return backend::fill_cpu_weights(plan, cpu, fd);
+    }
+
+    static void log_weights(const char* how, uint64_t bytes, int64_t begin_us, const std::string& reason) {
+        const int64_t ms = (steady_now_us() - begin_us) / 1000;
+        if (reason.empty()) log::info("replica.weights", {{"how", how}, {"bytes", bytes}, {"ms", ms}});
+        else log::info("replica.weights", {{"how", how}, {"bytes", bytes}, {"ms", ms}, {"reason", reason}});
+    }
+
     [[nodiscard]] uint32_t block_count(size_t block_bytes, uint32_t model_len) const {
         const uint64_t per_sequence = (model_len + settings_.block_tokens - 1) / settings_.block_tokens;
         uint64_t bytes = settings_.kv_cache_bytes;
@@ -138,10 +177,11 @@ class Replica {
         return {};
     }
 
-    /// Fault hooks for tests: "corrupt", "fail_pulls" or "pull_delay_ms=N". The supervisor passes them on only where
+    /// Fault hooks for tests: "corrupt", "fail_pulls", "pull_delay_ms=N" or "fill_delay_ms=N" (before a weight image is
+    /// packed, see fill_weights). The supervisor passes them on only where
     /// the daemon allows them.
     Expected<void> plant_faults() {
-        if (settings_.fault.empty()) return {};
+        if (settings_.fault.empty() || settings_.fault.rfind(kFillDelay, 0) == 0) return {};
         xavier::TransferThread::Faults faults;
         if (settings_.fault == "corrupt") faults.corrupt_one_byte = true;
         else if (settings_.fault == "fail_pulls") faults.fail_pulls = true;
@@ -312,6 +352,7 @@ class Replica {
     boost::asio::io_context io_{1};
     boost::asio::signal_set signals_;
     boost::asio::steady_timer retry_{io_};
+    std::unique_ptr<SharedWeights> weights_;
     std::unique_ptr<xavier::SharedPool> pool_;
     std::unique_ptr<PeerLinks> links_;
     net::Endpoint endpoint_;

@@ -78,6 +78,7 @@ Expected<void> Agent::start() {
     store_ = std::make_unique<SnapshotStore>(
         io_, SnapshotStore::Options{s.run_dir + "/worker.sock", s.link_secret, address_,
                                     s.snapshot_bytes > 0 ? s.snapshot_bytes : memory / 4,
+                                    s.share_weights ? memory : 0,
                                     2 * limits::kTransferTimeoutMs,
                                     [this](const std::string& uid, const wire::ReplicaTarget& t) {
                                         return replicas_.contains(Key{uid, t.replica.value, t.epoch.value});

@@ -24,7 +24,14 @@ std::vector<uint32_t> existing(const std::vector<uint32_t>& slots, uint32_t coun
 }  // namespace
 
 SnapshotStore::SnapshotStore(boost::asio::io_context& io, Options options)
-    : io_(io), options_(std::move(options)), timer_(io) {}
+    : io_(io),
+      options_(std::move(options)),
+      timer_(io),
+      weights_({options_.weight_bytes_max}, [this](uint64_t owner, const wire::WeightsGrant& grant, int fd) {
+          const auto link = links_.find(owner);
+          if (link == links_.end()) return;
+          link->second.connection->send(grant, {}, fd < 0 ? std::vector<int>{} : std::vector<int>{fd});
+      }) {}
 
 SnapshotStore::~SnapshotStore() {
     *alive_ = false;
@@ -65,6 +72,7 @@ void SnapshotStore::on_link(std::shared_ptr<net::Connection> connection) {
 void SnapshotStore::on_close(uint64_t owner) {
     if (File* file = file_of(owner)) file->index->owner_gone(steady_now(), owner);
     links_.erase(owner);
+    weights_.gone(steady_now(), owner);
 }
 
 SnapshotStore::File* SnapshotStore::file_of(uint64_t owner) {
@@ -74,7 +82,22 @@ SnapshotStore::File* SnapshotStore::file_of(uint64_t owner) {
     return file == files_.end() ? nullptr : &file->second;
 }
 
+/// True where the message was about packed weights.
+bool SnapshotStore::on_weights(uint64_t owner, const wire::Message& message) {
+    const TimeMs now = steady_now();
+    if (const auto* done = std::get_if<wire::WeightsFilled>(&message)) {
+        weights_.filled(now, owner, done->ok);
+        return true;
+    }
+    const auto* ask = std::get_if<wire::WeightsOpen>(&message);
+    if (ask == nullptr) return false;
+    if (options_.is_running(ask->model_uid, ask->self)) weights_.open(now, owner, *ask);
+    else links_.at(owner).connection->send(wire::WeightsGrant{});
+    return true;
+}
+
 void SnapshotStore::on_message(uint64_t owner, const wire::Message& message) {
+    if (!links_.contains(owner) || on_weights(owner, message)) return;
     if (const auto* ask = std::get_if<wire::StoreOpen>(&message)) {
         open(owner, *ask);
         return;
@@ -167,6 +190,7 @@ kv::SnapshotIndex::Counts SnapshotStore::counts() const {
 
 void SnapshotStore::tick() {
     for (auto& [identity, file] : files_) file.index->on_tick(steady_now());
+    weights_.on_tick(steady_now());
     timer_.expires_after(std::chrono::milliseconds(200));
     timer_.async_wait([this, alive = alive_](const boost::system::error_code& error) {
         if (!error && *alive) tick();

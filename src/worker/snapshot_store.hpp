@@ -13,12 +13,13 @@
 #include "baton/base/fd.hpp"
 #include "baton/kv/snapshot_index.hpp"
 #include "baton/net/connection.hpp"
+#include "worker/weight_store.hpp"
 
 namespace baton::worker {
 
 /// The host's snapshot store: a shared memory file for each model identity in use, and the directory that says which slot
-/// holds which block. Replicas connect to its unix socket; they map the file and copy blocks themselves. One thread: the
-/// io_context's.
+/// holds which block. Replicas connect to its unix socket; they map the file and copy blocks themselves. The same socket
+/// serves the packed weights that replicas share (WeightStore). One thread: the io_context's.
 class SnapshotStore {
   public:
     struct Options {
@@ -26,6 +27,7 @@ class SnapshotStore {
         std::string secret;
         std::string name;             ///< of this worker, for the handshake
         uint64_t bytes_max = 0;       ///< over all files; 0: no store
+        uint64_t weight_bytes_max = 0;  ///< of one image of packed weights; 0: none is shared
         int64_t lease_ms = 10'000;    ///< twice the time a transfer may take: a reader has given up before its lease ends
         /// Says whether this replica was spawned here and runs: others get no store.
         std::function<bool(const std::string& model_uid, const wire::ReplicaTarget&)> is_running;
@@ -41,6 +43,7 @@ class SnapshotStore {
     /// Sums over all files.
     [[nodiscard]] kv::SnapshotIndex::Counts counts() const;
     [[nodiscard]] size_t files() const { return files_.size(); }
+    [[nodiscard]] WeightStore::Counts weight_counts() const { return weights_.counts(); }
     /// Closes the socket and all links.
     void close();
 
@@ -62,6 +65,7 @@ class SnapshotStore {
     void on_message(uint64_t owner, const wire::Message& message);
     void on_close(uint64_t owner);
     void open(uint64_t owner, const wire::StoreOpen& ask);
+    [[nodiscard]] bool on_weights(uint64_t owner, const wire::Message& message);
     [[nodiscard]] File* find_or_make(const wire::StoreOpen& ask);
     [[nodiscard]] File* file_of(uint64_t owner);
     void tick();
@@ -72,6 +76,7 @@ class SnapshotStore {
     boost::asio::steady_timer timer_;
     std::map<Digest, File> files_;
     std::unordered_map<uint64_t, Link> links_;
+    WeightStore weights_;
     uint64_t next_owner_ = 1;
     uint64_t bytes_used_ = 0;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // handlers that outlive us look here first

@@ -21,11 +21,12 @@ bool die_with_parent() {
 
 }  // namespace
 
-int run(const config::WorkerSettings& settings) {
+int run(const config::WorkerSettings& given) {
+    config::WorkerSettings settings = given;
     log::Level level = log::Level::kInfo;
     static_cast<void>(log::parse_level(settings.log_level, level));
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {{"process", "worker"}});
-    if (auto ok = config::check(settings); !ok) {
+    if (auto ok = config::check(settings).and_then([&] { return config::apply_environment(settings); }); !ok) {
         log::error("worker cannot start", {{"error", ok.error().message}});
         return 2;
     }

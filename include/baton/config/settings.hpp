@@ -44,6 +44,7 @@ struct WorkerSettings {
     std::string host_id;           ///< "" the default
     uint64_t snapshot_bytes = 0;
     int64_t supervisor_grace_ms = 60'000;
+    bool share_weights = true;     ///< replicas of one model read the packed weights from one memory file
     bool child_of_supervisor = false;  ///< ends with its parent
     std::string log_format = "text", log_level = "info";
     std::string link_secret;       ///< from the environment or the config file
@@ -52,6 +53,9 @@ struct WorkerSettings {
 /// Arguments after `baton worker`: only what differs from the defaults. Without link_secret, which travels in the
 /// environment (BATON_LINK_SECRET).
 [[nodiscard]] std::vector<std::string> to_args(const WorkerSettings& settings);
+/// BATON_SHARE_WEIGHTS: whether `false` stands there or on the command line, nothing is shared. The one setting that a worker
+/// takes from its environment, which `baton serve` passes on.
+[[nodiscard]] Expected<void> apply_environment(WorkerSettings& settings);
 /// The reverse. kInvalidArgument names the argument that is wrong.
 [[nodiscard]] Expected<WorkerSettings> parse_worker_args(const std::vector<std::string>& args);
 /// Checks between the fields of a worker: where the supervisor is, a secret for TCP, a usable address.

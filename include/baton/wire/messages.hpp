@@ -409,13 +409,42 @@ struct StoreUnlease {
     BATON_FIELDS(slots)
 };
 
+// ---- replica ↔ worker: packed weights the replicas of a host share --------------------------------------------------
+
+/// R → W, once a link, before the weights are packed. The link holds the image until it closes.
+struct WeightsOpen {
+    ReplicaTarget self;
+    std::string model_uid;
+    Digest key{};        ///< of all that the bytes depend on
+    uint64_t bytes = 0;  ///< of the image
+    BATON_FIELDS(self, model_uid, key, bytes)
+};
+enum class WeightsState : uint8_t {
+    kNone = 0,   ///< nothing is shared: pack your own
+    kFill = 1,   ///< with a writable, zeroed file: pack into it, seal it, say WeightsFilled
+    kReady = 2,  ///< with a sealed file
+};
+/// How long filling `bytes` may take before another replica is asked: slower than any machine that can serve the model.
+[[nodiscard]] constexpr int64_t weights_fill_ms(uint64_t bytes) { return 10'000 + static_cast<int64_t>(bytes >> 15); }
+/// W → R. While another replica fills the image the answer waits.
+struct WeightsGrant {
+    WeightsState state = WeightsState::kNone;
+    uint64_t bytes = 0;
+    BATON_FIELDS(state, bytes)
+};
+/// R → W: the file is filled and sealed, or given up.
+struct WeightsFilled {
+    bool ok = true;
+    BATON_FIELDS(ok)
+};
+
 /// The wire number of a message is its index here: append only.
 using Message =
     std::variant<Heartbeat, Hello, Refused, Prefill, Run, Retarget, Abort, Drain, Peers, ReplicaReady, LinkState,
                  TokenBatch, TargetBusy, HandoffDone, SequenceFailed, Fallback, ReplicaStats, LinkHello, Offer, Accept,
                  Busy, Commit, Release, Withdraw, PullRequest, ExtentHeader, WorkerReady, SpawnReplica, SpawnResult,
                  StopReplica, ReplicaExited, WorkerStats, StoreOpen, StoreReady, StoreAllot, StoreSlots, StorePublish,
-                 StoreLease, StoreUnlease>;
+                 StoreLease, StoreUnlease, WeightsOpen, WeightsGrant, WeightsFilled>;
 
 /// Frame header: "BTN1", u16 type, u16 zero, u32 body length (little-endian).
 inline constexpr size_t kFrameHeaderBytes = 12;
