@@ -1,5 +1,6 @@
 #include <array>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -7,8 +8,10 @@
 #include "backend/cuda/attention.hpp"
 #include "backend/cuda/attention_decode.cuh"
 #include "backend/cuda/attention_prefill.cuh"
+#include "backend/cuda/attention_prefill.hpp"
+#include "backend/cuda/attention_prefill_sm90.cuh"
 
-/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|prefill|append]...
+/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|prefill|prefill90|append]...
 namespace baton::test {
 namespace {
 
@@ -290,13 +293,15 @@ struct PrefillVariant {
 #define BATON_PREFILL(w, m, t) \
     PrefillVariant{#w "w" #m "m" #t, cuda::launch_prefill<Elem::kBF16, 128, w, m, t>, \
                    cuda::launch_prefill<Elem::kBF16, 64, (w > 4 ? 4 : w), m, t>}
-const PrefillVariant kPrefill[] = {{"chosen", cuda::prefill_attention, cuda::prefill_attention}, BATON_PREFILL(4, 2, 64),
-                                   BATON_PREFILL(4, 2, 32), BATON_PREFILL(4, 1, 64), BATON_PREFILL(8, 1, 64),
-                                   BATON_PREFILL(8, 2, 64)};
+const PrefillVariant kPortable[] = {BATON_PREFILL(4, 2, 64), BATON_PREFILL(4, 2, 32), BATON_PREFILL(4, 1, 64),
+                                    BATON_PREFILL(8, 1, 64), BATON_PREFILL(8, 2, 64)};
+const PrefillVariant kHopper[] = {
+    {"turns", cuda::launch_prefill_90<Elem::kBF16, 128, true>, cuda::launch_prefill_90<Elem::kBF16, 64, true>},
+    {"free", cuda::launch_prefill_90<Elem::kBF16, 128, false>, cuda::launch_prefill_90<Elem::kBF16, 64, false>}};
 
-void bench_prefill() {
+void bench_prefill(std::span<const PrefillVariant> variants) {
     std::printf("prefill, us (TFLOP/s); columns: ");
-    for (const auto& v : kPrefill)
+    for (const auto& v : variants)
         std::printf("%s ", v.name);
     std::printf("\n");
     for (const Model& m : kModels)
@@ -310,7 +315,7 @@ void bench_prefill() {
             a.rows = a.rows_max = static_cast<uint32_t>(rows);
             const double flops = 4.0 * m.heads * m.d * (static_cast<double>(rows) * (length - rows) + 0.5 * rows * (rows + 1.0));
             std::printf("%-9s %5d of %5d |", m.name, rows, length);
-            for (const auto& v : kPrefill) {
+            for (const auto& v : variants) {
                 const auto f = m.d == 128 ? v.d128 : v.d64;
                 constexpr int kTimes = 4;
                 const double us = graph_us([&](cudaStream_t s) {
@@ -352,7 +357,9 @@ int main(int argc, char** argv) {
     if (wanted("chain"))
         baton::test::bench_chain(sms);
     if (wanted("prefill"))
-        baton::test::bench_prefill();
+        baton::test::bench_prefill(baton::test::kPortable);
+    if (wanted("prefill90") && baton::backend::cuda::runs_prefill_90())
+        baton::test::bench_prefill(baton::test::kHopper);
     if (wanted("append"))
         baton::test::bench_append();
     return 0;

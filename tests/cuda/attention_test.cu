@@ -7,6 +7,7 @@
 
 #include "attention_cases.hpp"
 #include "backend/cuda/attention.hpp"
+#include "backend/cuda/attention_prefill.hpp"
 
 namespace baton::test {
 namespace {
@@ -25,7 +26,21 @@ class CudaTest : public ::testing::Test {
     int multiprocessors = 0;
 };
 class RopeAppendTest : public CudaTest {};
-class PrefillAttentionTest : public CudaTest {};
+/// Over the kernel for sm_80 and later, and the one for sm_90a.
+class PrefillAttentionTest : public CudaTest, public ::testing::WithParamInterface<bool> {
+  protected:
+    void SetUp() override {
+        CudaTest::SetUp();
+        if (IsSkipped())
+            return;
+        if (GetParam() && !cuda::runs_prefill_90())
+            GTEST_SKIP() << "no sm_90a device";
+        attention = GetParam() ? cuda::prefill_attention_90 : cuda::prefill_attention_portable;
+    }
+    cudaError_t (*attention)(const cuda::Launch&, const cuda::PrefillAttention&) = nullptr;
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, PrefillAttentionTest, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "sm90a" : "portable"; });
 class DecodeAttentionTest : public CudaTest {};
 
 std::string text(const Shape& s) {
@@ -59,7 +74,7 @@ struct PrefillCall {
     std::vector<uint16_t> out;
     cudaError_t error = cudaSuccess;
 };
-PrefillCall prefill(const Contexts& c, const uint16_t* pool, const std::vector<int32_t>& lengths, const std::vector<uint32_t>& rows,
+PrefillCall prefill(cudaError_t (*attention)(const cuda::Launch&, const cuda::PrefillAttention&), const Contexts& c, const uint16_t* pool, const std::vector<int32_t>& lengths, const std::vector<uint32_t>& rows,
                     const std::vector<uint16_t>& q) {
     std::vector<int32_t> begin{0};
     uint32_t most = 0;
@@ -87,7 +102,7 @@ PrefillCall prefill(const Contexts& c, const uint16_t* pool, const std::vector<i
     a.rows = static_cast<uint32_t>(begin.back());
     a.rows_max = most;
     PrefillCall r;
-    r.error = cuda::prefill_attention({nullptr, true}, a);
+    r.error = attention({nullptr, true}, a);
     BATON_CUDA(cudaDeviceSynchronize());
     r.out = out.get();
     return r;
@@ -254,7 +269,7 @@ TEST_F(RopeAppendTest, RefusesShapesWithoutKernel) {
     EXPECT_EQ(cuda::rope_append({}, a), cudaSuccess);
 }
 
-TEST_F(PrefillAttentionTest, MatchesFloat64) {
+TEST_P(PrefillAttentionTest, MatchesFloat64) {
     uint32_t seed = 200;
     for (const Shape& s : shapes()) {
         SCOPED_TRACE(text(s) + " seed " + std::to_string(++seed));
@@ -267,7 +282,7 @@ TEST_F(PrefillAttentionTest, MatchesFloat64) {
         const DeviceArray<uint16_t> pool(c.pool);
         const size_t total = std::accumulate(rows.begin(), rows.end(), size_t{0});
         const auto q = random_bits(s.elem, total * s.heads * s.head_dim, 4.0f, rng);
-        const PrefillCall r = prefill(c, pool.data(), std::vector<int32_t>(lengths.begin(), lengths.end()), rows, q);
+        const PrefillCall r = prefill(attention, c, pool.data(), std::vector<int32_t>(lengths.begin(), lengths.end()), rows, q);
         ASSERT_EQ(r.error, cudaSuccess);
         Deviation all;
         size_t first = 0;
@@ -295,7 +310,7 @@ TEST_F(PrefillAttentionTest, MatchesFloat64) {
     }
 }
 
-TEST_F(PrefillAttentionTest, LongContextMatchesFloat64) {
+TEST_P(PrefillAttentionTest, LongContextMatchesFloat64) {
     for (const uint32_t d : {64u, 128u}) {
         Shape s;
         s.heads = 8;
@@ -306,7 +321,7 @@ TEST_F(PrefillAttentionTest, LongContextMatchesFloat64) {
         const Contexts c(s, {4099}, rng);
         const DeviceArray<uint16_t> pool(c.pool);
         const auto q = random_bits(s.elem, static_cast<size_t>(4099) * s.heads * d, 4.0f, rng);
-        const PrefillCall r = prefill(c, pool.data(), {4099}, {4099}, q);
+        const PrefillCall r = prefill(attention, c, pool.data(), {4099}, {4099}, q);
         ASSERT_EQ(r.error, cudaSuccess);
         Deviation all;
         for (uint32_t row = 0; row < 4099; row += row < 300 || row > 4000 ? 13 : 301)
@@ -322,7 +337,7 @@ TEST_F(PrefillAttentionTest, LongContextMatchesFloat64) {
 }
 
 /// Every row of a context computed in one go, in chunks, alone, and among other sequences: the same bits.
-TEST_F(PrefillAttentionTest, BitsDoNotDependOnChunkingOrBatch) {
+TEST_P(PrefillAttentionTest, BitsDoNotDependOnChunkingOrBatch) {
     uint32_t seed = 300;
     for (const Shape& s : shapes()) {
         SCOPED_TRACE(text(s) + " seed " + std::to_string(++seed));
@@ -333,19 +348,19 @@ TEST_F(PrefillAttentionTest, BitsDoNotDependOnChunkingOrBatch) {
         const size_t row = static_cast<size_t>(s.heads) * s.head_dim;
         const auto q = random_bits(s.elem, kLength * row, 4.0f, rng);
         const auto other = random_bits(s.elem, 240 * row, 4.0f, rng);
-        const auto whole = prefill(c, pool.data(), {kLength}, {kLength}, q).out;
+        const auto whole = prefill(attention, c, pool.data(), {kLength}, {kLength}, q).out;
         for (const uint32_t chunk : {1u, 3u, 16u, 40u, 128u}) {
             for (uint32_t begin = 0; begin < kLength; begin += (chunk == 1 ? 37 : chunk)) {
                 const uint32_t n = std::min(chunk, kLength - begin);
                 const std::vector<uint16_t> part(q.begin() + static_cast<long>(begin * row), q.begin() + static_cast<long>((begin + n) * row));
-                const auto got = prefill(c, pool.data(), {static_cast<int32_t>(begin + n)}, {n}, part).out;
+                const auto got = prefill(attention, c, pool.data(), {static_cast<int32_t>(begin + n)}, {n}, part).out;
                 ASSERT_TRUE(std::equal(got.begin(), got.end(), whole.begin() + static_cast<long>(begin * row)))
                     << "chunk of " << n << " rows at " << begin;
             }
         }
         std::vector<uint16_t> mixed(q.begin() + static_cast<long>(300 * row), q.end());
         mixed.insert(mixed.end(), other.begin(), other.end());
-        const auto got = prefill(c, pool.data(), {kLength, 150, 90}, {kLength - 300, 150, 90}, mixed).out;
+        const auto got = prefill(attention, c, pool.data(), {kLength, 150, 90}, {kLength - 300, 150, 90}, mixed).out;
         ASSERT_TRUE(std::equal(got.begin(), got.begin() + static_cast<long>((kLength - 300) * row), whole.begin() + static_cast<long>(300 * row)));
     }
 }
@@ -508,7 +523,7 @@ TEST_F(DecodeAttentionTest, AgreesWithPrefill) {
         const DeviceArray<uint16_t> dq(q);
         Decoder decoder(c, static_cast<uint32_t>(2 * multiprocessors));
         const auto a = decoder.run(pool.data(), dq.data(), nullptr, false).out;
-        const auto b = prefill(c, pool.data(), Decoder::lengths_of(c), {1, 1, 1, 1}, q).out;
+        const auto b = prefill(cuda::prefill_attention, c, pool.data(), Decoder::lengths_of(c), {1, 1, 1, 1}, q).out;
         Deviation all;
         for (size_t i = 0; i < a.size(); ++i)
             all.add(to_float(s.elem, a[i]), to_float(s.elem, b[i]));

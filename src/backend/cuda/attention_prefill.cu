@@ -1,5 +1,7 @@
 #include "backend/cuda/attention_prefill.cuh"
 
+#include "backend/cuda/attention_prefill.hpp"
+
 namespace baton::backend::cuda {
 namespace {
 
@@ -16,19 +18,21 @@ cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
 
 }  // namespace
 
-cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args) {
+cudaError_t prefill_attention_portable(const Launch& launch, const PrefillAttention& args) {
     const KvView& kv = args.base.kv;
     if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || kv.kv_heads == 0 ||
-        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0)
+        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0 || (kv.head_dim != 64 && kv.head_dim != 128))
         return cudaErrorInvalidValue;
     if (args.rows == 0 || args.base.sequences == 0)
         return cudaSuccess;
     const bool bf16 = args.base.elem == Elem::kBF16;
     if (kv.head_dim == 128)
         return bf16 ? pick<Elem::kBF16, 128>(launch, args) : pick<Elem::kF16, 128>(launch, args);
-    if (kv.head_dim == 64)
-        return bf16 ? pick<Elem::kBF16, 64>(launch, args) : pick<Elem::kF16, 64>(launch, args);
-    return cudaErrorInvalidValue;
+    return bf16 ? pick<Elem::kBF16, 64>(launch, args) : pick<Elem::kF16, 64>(launch, args);
+}
+
+cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args) {
+    return prefill_attention_portable(launch, args);
 }
 
 }  // namespace baton::backend::cuda

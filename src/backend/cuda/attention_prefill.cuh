@@ -91,8 +91,8 @@ struct PrefillShape {
 
 /// Writes zeros for a sequence without context.
 template <Elem E, int D, int ROWS, int THREADS>
-__device__ __forceinline__ void write_zero_rows(const PrefillParams<E>& p, const PrefillTile& t, int kv_head) {
-    for (int i = static_cast<int>(threadIdx.x); i < ROWS * (D / 8); i += THREADS) {
+__device__ __forceinline__ void write_zero_rows(const PrefillParams<E>& p, const PrefillTile& t, int kv_head, int thread) {
+    for (int i = thread; i < ROWS * (D / 8); i += THREADS) {
         const int packed = t.tile * ROWS + i / (D / 8);
         const int row = packed / p.group;
         if (row >= t.rows)
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
         return;
     const int length = __ldg(p.kv_len + t.sequence);
     if (length <= 0) {
-        write_zero_rows<E, D, Shape::kRows, kThreads>(p, t, kv_head);
+        write_zero_rows<E, D, Shape::kRows, kThreads>(p, t, kv_head, static_cast<int>(threadIdx.x));
         return;
     }
     const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -1,0 +1,72 @@
+#include "backend/cuda/attention_prefill_sm90.cuh"
+
+#include <algorithm>
+
+namespace baton::backend::cuda {
+namespace {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                                 const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/// The driver's function, found through the runtime so that nothing links against the driver.
+EncodeTiled find_encode() {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return nullptr;
+    return reinterpret_cast<EncodeTiled>(entry);
+}
+
+template <Elem E>
+cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
+    if (a.base.kv.head_dim == 128)
+        return launch_prefill_90<E, 128, true>(launch, a);
+    return launch_prefill_90<E, 64, true>(launch, a);
+}
+
+}  // namespace
+
+cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const KvView& kv) {
+    static const EncodeTiled encode = find_encode();
+    if (encode == nullptr)
+        return cudaErrorNotSupported;
+    const cuuint64_t row = static_cast<cuuint64_t>(kv.head_dim) * 2;
+    const cuuint64_t block = static_cast<cuuint64_t>(kv.block_stride) * 2;
+    // The pool's end is the caller's affair: the map spans as many blocks as it can.
+    const cuuint64_t blocks = std::clamp<cuuint64_t>((1ull << 39) / block, 1, 1ull << 30);
+    const cuuint64_t sizes[4] = {kv.head_dim, kv.block_tokens, kv.kv_heads, blocks};
+    const cuuint64_t strides[3] = {row, row * kv.block_tokens, block};
+    const cuuint32_t box[4] = {64, kv.block_tokens, 1, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    const CUresult result = encode(&map, elem == Elem::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+                                   const_cast<void*>(pages), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+bool runs_prefill_90() {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || major != 9 || minor != 0)
+        return false;
+    // A build without sm_90a runs here from older PTX, whose kernel is empty.
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, prefill_kernel_90<Elem::kBF16, 128, true>) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
+cudaError_t prefill_attention_90(const Launch& launch, const PrefillAttention& args) {
+    const KvView& kv = args.base.kv;
+    if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || kv.kv_heads == 0 ||
+        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0 || (kv.head_dim != 64 && kv.head_dim != 128))
+        return cudaErrorInvalidValue;
+    if (args.rows == 0 || args.base.sequences == 0)
+        return cudaSuccess;
+    return args.base.elem == Elem::kBF16 ? pick<Elem::kBF16>(launch, args) : pick<Elem::kF16>(launch, args);
+}
+
+}  // namespace baton::backend::cuda
