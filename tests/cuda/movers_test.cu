@@ -1,0 +1,790 @@
+/// KV movers between GPUs: the copy kernel against what the pages must be, hand-offs between two processes through the real
+/// transfer thread, the death of either side in the middle of a transfer, and a table of rates. The other process is this
+/// program, started again with --child.
+#include <gtest/gtest.h>
+
+#include <cuda_runtime.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "backend/cuda/device_pool.hpp"
+#include "xavier/xavier_harness.hpp"
+
+namespace baton::xavier::test {
+namespace {
+
+using backend::PageCopy;
+using backend::cuda::CudaDevicePool;
+using backend::cuda::page_map;
+using backend::cuda::PageMap;
+using kv::PoolOrder;
+
+#define CUDA_OK(x)                                                              \
+    do {                                                                        \
+        const cudaError_t cuda_ok_ = (x);                                       \
+        if (cuda_ok_ != cudaSuccess) {                                          \
+            std::fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_ok_)); \
+            std::abort();                                                       \
+        }                                                                       \
+    } while (false)
+
+int gpus() {
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+#define NEEDS_GPU() \
+    if (gpus() == 0) GTEST_SKIP() << "no GPU here"
+
+// ---- what pages hold ---------------------------------------------------------------------------------------------------
+
+__host__ __device__ inline uint64_t word_of(uint64_t seed, uint32_t layer, uint32_t kv, uint32_t index, uint32_t word) {
+    uint64_t h = seed * 0x9e3779b97f4a7c15ull + ((uint64_t{layer} << 33) | (uint64_t{kv} << 32) | index) * 0xc2b2ae3d27d4eb4full + word;
+    h ^= h >> 31;
+    h *= 0xbf58476d1ce4e5b9ull;
+    return h ^ (h >> 29);
+}
+
+/// Fills, or compares, the pages of layers [first, first + layers) of blocks[i], i in [begin, end): one CTA a page.
+__global__ void pages_kernel(PageMap map, const uint32_t* blocks, uint32_t begin, uint32_t first, uint32_t layers, uint32_t words,
+                             uint64_t seed, unsigned long long* wrong) {
+    const uint32_t page = blockIdx.x;
+    const uint32_t index = begin + page / (layers * 2), layer = first + page / 2 % layers, kv = page % 2;
+    auto* at = reinterpret_cast<uint64_t*>(map.base + blocks[index] * map.block_stride + layer * map.layer_stride + kv * map.kv_stride);
+    for (uint32_t w = threadIdx.x; w < words; w += blockDim.x) {
+        const uint64_t expected = word_of(seed, layer, kv, index, w);
+        if (wrong == nullptr) at[w] = expected;
+        else if (at[w] != expected) atomicAdd(wrong, 1ull);
+    }
+}
+
+__global__ void store_word_kernel(uint64_t* word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+/// Counts bytes that are not `poison` in blocks whose mark is 0.
+__global__ void poison_kernel(PageMap map, const uint8_t* marks, uint32_t layers, uint32_t words, uint64_t poison, unsigned long long* wrong) {
+    const uint32_t page = blockIdx.x;
+    const uint32_t block = page / (layers * 2), layer = page / 2 % layers, kv = page % 2;
+    if (marks[block] != 0) return;
+    const auto* at = reinterpret_cast<const uint64_t*>(map.base + block * map.block_stride + layer * map.layer_stride + kv * map.kv_stride);
+    for (uint32_t w = threadIdx.x; w < words; w += blockDim.x)
+        if (at[w] != poison) atomicAdd(wrong, 1ull);
+}
+
+/// Memory of a device that an object owns.
+template <class T>
+struct Device {
+    explicit Device(size_t n) { CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&p), std::max<size_t>(n, 1) * sizeof(T))); }
+    explicit Device(const std::vector<T>& v) : Device(v.size()) { CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+    ~Device() { cudaFree(p); }
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+    T* p = nullptr;
+};
+
+kv::PoolLayout gpu_layout(PoolOrder order, uint32_t blocks, uint32_t layers, uint32_t block_tokens, uint32_t heads, uint32_t dim) {
+    kv::PoolLayout l;
+    l.order = order;
+    l.dtype = 1;
+    l.layers = layers;
+    l.kv_heads = heads;
+    l.head_dim = dim;
+    l.block_tokens = block_tokens;
+    l.blocks = blocks;
+    l.page_format = "gpu-test-1";
+    return l;
+}
+
+/// A pool on a GPU with its words.
+struct Pool {
+    Pool(int gpu, const kv::PoolLayout& layout) : gpu(gpu), layout(layout) {
+        CUDA_OK(cudaSetDevice(gpu));
+        CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&base), layout.pool_bytes()));
+        CUDA_OK(cudaMemset(base, 0xab, layout.pool_bytes()));
+        CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA_OK(cudaDeviceSynchronize());
+        auto made = CudaDevicePool::make(gpu, base, layout);
+        EXPECT_TRUE(made.has_value()) << made.error().message;
+        device = std::move(*made);
+        words = std::move(*SharedPool::create_words(layout, 8));
+        CUDA_OK(cudaHostRegister(words->words().data(), words->words().size(), cudaHostRegisterMapped | cudaHostRegisterPortable));
+        for (uint32_t i = 0; i < 8; ++i) {
+            void* there = nullptr;
+            CUDA_OK(cudaHostGetDevicePointer(&there, words->progress_word(i), 0));
+            slots.push_back(static_cast<uint64_t*>(there));
+        }
+    }
+    ~Pool() {
+        CUDA_OK(cudaSetDevice(gpu));
+        cudaStreamSynchronize(stream);
+        cudaHostUnregister(words->words().data());
+        device.reset();
+        cudaStreamDestroy(stream);
+        cudaFree(base);
+    }
+    [[nodiscard]] uint32_t page_words() const { return static_cast<uint32_t>(layout.page_bytes() / 8); }
+    void fill(const uint32_t* blocks, uint32_t begin, uint32_t end, uint32_t first, uint32_t layers, uint64_t seed) {
+        if (begin < end)
+            pages_kernel<<<(end - begin) * layers * 2, 128, 0, stream>>>(page_map(base, layout), blocks, begin, first, layers, page_words(), seed, nullptr);
+        CUDA_OK(cudaGetLastError());
+    }
+    void fill_all(const std::vector<uint32_t>& blocks, uint64_t seed) {
+        CUDA_OK(cudaSetDevice(gpu));
+        const Device<uint32_t> list(blocks);
+        fill(list.p, 0, static_cast<uint32_t>(blocks.size()), 0, layout.layers, seed);
+        CUDA_OK(cudaStreamSynchronize(stream));
+    }
+    /// Words of blocks[begin …] in those layers that are not what they must be.
+    uint64_t wrong(const std::vector<uint32_t>& blocks, uint64_t seed, uint32_t begin = 0, uint32_t first = 0, uint32_t layers = 0) {
+        CUDA_OK(cudaSetDevice(gpu));
+        if (layers == 0) layers = layout.layers;
+        const Device<uint32_t> list(blocks);
+        const Device<unsigned long long> count(std::vector<unsigned long long>{0});
+        pages_kernel<<<(static_cast<uint32_t>(blocks.size()) - begin) * layers * 2, 128, 0, stream>>>(
+            page_map(base, layout), list.p, begin, first, layers, page_words(), seed, count.p);
+        return fetch(count.p);
+    }
+    /// Words outside those blocks that are not as they were made.
+    uint64_t touched(const std::vector<uint32_t>& blocks) {
+        CUDA_OK(cudaSetDevice(gpu));
+        std::vector<uint8_t> marks(layout.blocks);
+        for (const uint32_t b : blocks) marks[b] = 1;
+        const Device<uint8_t> list(marks);
+        const Device<unsigned long long> count(std::vector<unsigned long long>{0});
+        poison_kernel<<<layout.blocks * layout.layers * 2, 128, 0, stream>>>(page_map(base, layout), list.p, layout.layers, page_words(),
+                                                                             0xababababababababull, count.p);
+        return fetch(count.p);
+    }
+    void poison() {
+        CUDA_OK(cudaSetDevice(gpu));
+        CUDA_OK(cudaMemset(base, 0xab, layout.pool_bytes()));
+        CUDA_OK(cudaDeviceSynchronize());
+    }
+    uint64_t fetch(unsigned long long* p) {
+        unsigned long long n = 0;
+        CUDA_OK(cudaGetLastError());
+        CUDA_OK(cudaMemcpyAsync(&n, p, sizeof n, cudaMemcpyDeviceToHost, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        return n;
+    }
+    const int gpu;
+    const kv::PoolLayout layout;
+    std::byte* base = nullptr;
+    cudaStream_t stream = nullptr;
+    std::unique_ptr<CudaDevicePool> device;
+    std::unique_ptr<SharedPool> words;
+    std::vector<uint64_t*> slots;
+};
+
+void wait_for(CudaDevicePool& device, uint64_t ticket) {
+    for (;;) {
+        const auto done = device.done(ticket);
+        ASSERT_TRUE(done.has_value()) << done.error().message;
+        if (*done) return;
+    }
+}
+
+uint64_t seed_of_run() {
+    static const uint64_t seed = std::random_device{}();
+    return seed;
+}
+
+// ---- copies within one process -----------------------------------------------------------------------------------------
+
+struct Shape {
+    uint32_t layers, block_tokens, heads, dim, blocks;
+};
+
+TEST(CudaPool, PullsEveryPageAndNothingElse) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()));
+    RecordProperty("seed", std::to_string(seed_of_run()));
+    const int other = gpus() > 1 ? 1 : 0;
+    // Pages of 4 KiB, 6 KiB, 32 KiB, 128 KiB, of 16 bytes, and one that is no multiple of a warp's tile.
+    for (const Shape& s : {Shape{24, 16, 2, 64, 700}, Shape{30, 16, 3, 64, 700}, Shape{28, 16, 8, 128, 120}, Shape{28, 64, 8, 128, 40},
+                           Shape{2, 1, 1, 8, 1200}, Shape{3, 3, 5, 24, 500}})
+        for (const auto from_order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst})
+            for (const auto to_order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst}) {
+                Pool p(0, gpu_layout(from_order, s.blocks, s.layers, s.block_tokens, s.heads, s.dim));
+                Pool d(other, gpu_layout(to_order, s.blocks + 7, s.layers, s.block_tokens, s.heads, s.dim));
+                const auto peer = d.device->map(*p.device->export_handle(), p.layout);
+                ASSERT_TRUE(peer) << peer.error().message;
+                for (int round = 0; round < 4; ++round) {
+                    const uint32_t n = round == 0 ? 1 : round == 1 ? s.blocks : 1 + rng() % s.blocks;
+                    const uint32_t first = round < 2 ? 0 : rng() % s.layers;
+                    const uint32_t layers = round < 2 ? s.layers : 1 + rng() % (s.layers - first);
+                    d.device->set_loads(round % 2 == 0 ? 8 : 4);
+                    d.device->set_copy_ctas(round == 3 ? 1 + rng() % 200 : 64);
+                    const auto from = some_blocks(rng, s.blocks, n), to = some_blocks(rng, s.blocks + 7, n);
+                    const uint64_t seed = rng();
+                    p.fill_all(from, seed);
+                    d.poison();
+                    const auto ticket = d.device->pull(*peer, {first, layers, from, to});
+                    ASSERT_TRUE(ticket) << ticket.error().message;
+                    wait_for(*d.device, *ticket);
+                    ASSERT_EQ(d.wrong(to, seed, 0, first, layers), 0u) << "seed " << seed_of_run() << " round " << round;
+                    ASSERT_EQ(d.touched(to), 0u) << "seed " << seed_of_run() << " round " << round;
+                    if (layers < s.layers) {
+                        ASSERT_GT(d.wrong(to, seed), 0u);
+                    }
+                }
+                d.device->unmap(*peer);
+            }
+}
+
+TEST(CudaPool, HostCopiesBothWays) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 1);
+    for (const Shape& s : {Shape{30, 16, 3, 64, 600}, Shape{28, 64, 8, 128, 12}, Shape{80, 64, 16, 256, 2}})
+        for (const auto order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst})
+            for (const bool pinned : {true, false}) {
+                Pool p(0, gpu_layout(order, s.blocks, s.layers, s.block_tokens, s.heads, s.dim));
+                Pool d(0, gpu_layout(order, s.blocks, s.layers, s.block_tokens, s.heads, s.dim));
+                for (int round = 0; round < 3; ++round) {
+                    const uint32_t n = round == 0 ? s.blocks : 1 + rng() % s.blocks;
+                    const uint32_t first = round < 2 ? 0 : rng() % s.layers;
+                    const uint32_t layers = round < 2 ? s.layers : 1 + rng() % (s.layers - first);
+                    const auto from = some_blocks(rng, s.blocks, n), to = some_blocks(rng, s.blocks, n);
+                    const size_t bytes = n * layers * 2 * p.layout.page_bytes();
+                    auto fd = make_memfd("host", (bytes + 4095) / 4096 * 4096);
+                    auto map = Mapping::map_fd(fd->get(), (bytes + 4095) / 4096 * 4096, true);
+                    if (pinned) {
+                        ASSERT_TRUE(p.device->pin(map->mutable_bytes()));
+                    }
+                    const uint64_t seed = rng();
+                    p.fill_all(from, seed);
+                    d.poison();
+                    const auto out = p.device->to_host({first, layers, from, {}}, map->mutable_bytes().first(bytes));
+                    ASSERT_TRUE(out) << out.error().message;
+                    wait_for(*p.device, *out);
+                    // Packed order is (block, layer, k|v).
+                    const auto* host = reinterpret_cast<const uint64_t*>(map->bytes().data());
+                    for (uint32_t i = 0; i < n; ++i)
+                        for (uint32_t l = 0; l < layers; ++l)
+                            for (uint32_t v = 0; v < 2; ++v)
+                                for (const uint32_t w : {0u, p.page_words() - 1})
+                                    ASSERT_EQ(host[((uint64_t{i} * layers + l) * 2 + v) * p.page_words() + w], word_of(seed, first + l, v, i, w));
+                    const auto in = d.device->from_host({first, layers, {}, to}, map->bytes().first(bytes));
+                    ASSERT_TRUE(in) << in.error().message;
+                    wait_for(*d.device, *in);
+                    ASSERT_EQ(d.wrong(to, seed, 0, first, layers), 0u);
+                    ASSERT_EQ(d.touched(to), 0u);
+                    if (pinned) p.device->unpin(map->mutable_bytes());
+                }
+            }
+}
+
+TEST(CudaPool, RefusesHandlesThatMakeNoSense) {
+    NEEDS_GPU();
+    Pool p(0, gpu_layout(PoolOrder::kBlockFirst, 8, 2, 16, 2, 64)), d(0, gpu_layout(PoolOrder::kBlockFirst, 8, 2, 16, 2, 64));
+    const auto handle = *p.device->export_handle();
+    auto bad = handle;
+    bad.pop_back();
+    EXPECT_EQ(d.device->map(bad, p.layout).error().code, ErrorCode::kCorrupt);
+    EXPECT_EQ(d.device->map({}, p.layout).error().code, ErrorCode::kCorrupt);
+    bad = handle;
+    bad[0] ^= std::byte{1};
+    EXPECT_EQ(d.device->map(bad, p.layout).error().code, ErrorCode::kCorrupt);
+    auto other = p.layout;
+    other.blocks = 9;
+    EXPECT_EQ(d.device->map(handle, other).error().code, ErrorCode::kCorrupt);
+    bad = handle;
+    bad[40] ^= std::byte{1};  // another GPU
+    EXPECT_EQ(d.device->map(bad, p.layout).error().code, ErrorCode::kUnsupported);
+    bad = handle;
+    bad[8] ^= std::byte{1};  // another process, whose handle is then wrong or of this process
+    EXPECT_FALSE(d.device->map(bad, p.layout));
+    EXPECT_FALSE(d.device->pull(77, {0, 1, {}, {}}));
+    EXPECT_EQ(CudaDevicePool::make(0, p.base, gpu_layout(PoolOrder::kBlockFirst, 8, 2, 1, 1, 4)).error().code, ErrorCode::kUnsupported);
+    // The device is as good as before.
+    const auto peer = d.device->map(handle, p.layout);
+    ASSERT_TRUE(peer);
+    p.fill_all({1, 2}, 5);
+    const std::vector<uint32_t> from{1, 2}, to{6, 0};
+    wait_for(*d.device, *d.device->pull(*peer, {0, 2, from, to}));
+    EXPECT_EQ(d.wrong(to, 5), 0u);
+}
+
+// ---- the other process -------------------------------------------------------------------------------------------------
+
+/// What the parent asks of a child, and where it finds what the child shares.
+struct Ask {
+    enum Kind : uint32_t { kHandoff, kClose, kFill, kPullForever, kEnd } kind = kEnd;
+    uint64_t id = 0;
+    uint32_t slot = 0, tokens = 0, chunk = 0, generation = 1;
+    uint64_t seed = 0;
+    uint32_t pause_us = 0;
+};
+struct Shared {
+    pid_t pid = 0;
+    int words_fd = -1;
+    uint64_t handle_bytes = 0;
+};
+
+void put(int fd, const void* p, size_t n) { ASSERT_EQ(::write(fd, p, n), static_cast<ssize_t>(n)); }
+bool get(int fd, void* p, size_t n) {
+    for (size_t have = 0; have < n;) {
+        const ssize_t r = ::read(fd, static_cast<char*>(p) + have, n - have);
+        if (r <= 0) return false;
+        have += static_cast<size_t>(r);
+    }
+    return true;
+}
+
+std::vector<uint32_t> blocks_of(uint64_t id, uint32_t of, uint32_t n) {
+    std::mt19937 rng(static_cast<uint32_t>(id * 7919));
+    return some_blocks(rng, of, n);
+}
+
+kv::PoolLayout child_layout(bool kv_first) {  // 32 KiB pages as Qwen3-0.6B with 16 tokens, 1.75 MiB a block; 504 MiB
+    return gpu_layout(kv_first ? PoolOrder::kKvFirst : PoolOrder::kBlockFirst, 288, 28, 16, 8, 128);
+}
+
+/// A process that holds a pool on a GPU and is told what to compute into it.
+class Child {
+  public:
+    Child(int gpu, bool kv_first, const char* role = "p") {
+        int sv[2];
+        EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sv), 0);
+        ::fflush(nullptr);
+        pid_ = ::fork();
+        if (pid_ == 0) {
+            ::close(sv[0]);
+            const std::string fd = std::to_string(sv[1]), g = std::to_string(gpu);
+            ::execl("/proc/self/exe", "movers", "--child", role, fd.c_str(), g.c_str(), kv_first ? "1" : "0", nullptr);
+            ::_exit(9);
+        }
+        ::close(sv[1]);
+        fd_ = UniqueFd(sv[0]);
+        EXPECT_TRUE(get(fd_.get(), &shared_, sizeof shared_)) << "the child did not start";
+        handle_.resize(shared_.handle_bytes);
+        EXPECT_TRUE(get(fd_.get(), handle_.data(), handle_.size()));
+    }
+    ~Child() { end(SIGKILL); }
+    void end(int signal) {
+        if (pid_ <= 0) return;
+        ::kill(pid_, signal);
+        int status = 0;
+        ::waitpid(pid_, &status, 0);
+        pid_ = -1;
+    }
+    [[nodiscard]] UniqueFd words() const {
+        const std::string path = "/proc/" + std::to_string(shared_.pid) + "/fd/" + std::to_string(shared_.words_fd);
+        return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    }
+    [[nodiscard]] std::span<const std::byte> handle() const { return handle_; }
+    void ask(const Ask& a) { put(fd_.get(), &a, sizeof a); }
+    /// Waits until what was asked is done.
+    void wait() {
+        char c = 0;
+        ASSERT_TRUE(get(fd_.get(), &c, 1));
+    }
+    [[nodiscard]] int fd() const { return fd_.get(); }
+
+  private:
+    pid_t pid_ = -1;
+    UniqueFd fd_;
+    Shared shared_;
+    std::vector<std::byte> handle_;
+};
+
+/// Computes as a prefill replica would: chunk by chunk, layer by layer, the word after each layer.
+void compute(Pool& p, const Ask& a, const Device<uint32_t>& list) {
+    const uint32_t bt = p.layout.block_tokens;
+    for (uint32_t begin = 0; begin < a.tokens; begin += a.chunk) {
+        const uint32_t end = std::min(begin + a.chunk, a.tokens);
+        for (uint32_t layer = 0; layer < p.layout.layers; ++layer) {
+            p.fill(list.p, begin / bt, (end + bt - 1) / bt, layer, 1, a.seed);
+            store_word_kernel<<<1, 1, 0, p.stream>>>(p.slots[a.slot], progress_base(begin, end) + (uint64_t{layer + 1} << 48));
+            if (a.pause_us > 0) {
+                CUDA_OK(cudaStreamSynchronize(p.stream));
+                ::usleep(a.pause_us);
+            }
+        }
+    }
+    CUDA_OK(cudaStreamSynchronize(p.stream));
+}
+
+int child_prefill(int fd, int gpu, bool kv_first) {
+    Pool p(gpu, child_layout(kv_first));
+    const auto handle = *p.device->export_handle();
+    const Shared shared{::getpid(), p.words->fd(), handle.size()};
+    put(fd, &shared, sizeof shared);
+    put(fd, handle.data(), handle.size());
+    for (Ask a; get(fd, &a, sizeof a) && a.kind != Ask::kEnd;) {
+        const uint32_t n = (a.tokens + p.layout.block_tokens - 1) / p.layout.block_tokens;
+        const auto blocks = blocks_of(a.id, p.layout.blocks, n);
+        if (a.kind == Ask::kHandoff) {
+            const Device<uint32_t> list(blocks);
+            p.words->open_progress({a.slot, OfferId{a.id}, a.tokens, blocks, std::vector<Generation>(n, a.generation)});
+            put(fd, "o", 1);
+            compute(p, a, list);
+        } else if (a.kind == Ask::kClose) {
+            p.words->close_progress({a.slot, OfferId{a.id}});
+        } else if (a.kind == Ask::kFill) {
+            p.fill_all(blocks, a.seed);
+        }
+        put(fd, "d", 1);
+    }
+    return 0;
+}
+
+/// A decode process that pulls the same pages of the parent's pool for ever.
+int child_decode(int fd, int gpu, bool kv_first) {
+    Pool d(gpu, child_layout(kv_first));
+    const Shared shared{::getpid(), d.words->fd(), 0};
+    put(fd, &shared, sizeof shared);
+    uint64_t bytes = 0;
+    if (!get(fd, &bytes, sizeof bytes)) return 1;
+    std::vector<std::byte> handle(bytes);
+    if (!get(fd, handle.data(), bytes)) return 1;
+    const auto peer = d.device->map(handle, child_layout(false));
+    if (!peer) return 2;
+    const auto from = blocks_of(1, d.layout.blocks, 256), to = blocks_of(2, d.layout.blocks, 256);
+    put(fd, "o", 1);
+    for (;;) wait_for(*d.device, *d.device->pull(*peer, {0, d.layout.layers, from, to}));
+}
+
+/// D in this process and P in another.
+struct TwoProcesses {
+    explicit TwoProcesses(bool p_kv_first = false, bool d_kv_first = true)
+        : child(0, p_kv_first), p_layout(child_layout(p_kv_first)), d(gpus() > 1 ? 1 : 0, child_layout(d_kv_first)),
+          thread(TransferThread::start(*d.words, *d.device, reports.callbacks())) {
+        const auto added = thread->add_device_source(kPrefill, p_layout, 8, child.words(), child.handle());
+        EXPECT_TRUE(added) << added.error().message;
+    }
+    pd::StartPull pull_of(const Ask& a, uint32_t first_block = 0) {
+        const uint32_t n = (a.tokens + 15) / 16;
+        pd::StartPull p;
+        p.pull = a.id;
+        p.peer = kPrefill;
+        p.offer = OfferId{a.id};
+        p.progress_slot = a.slot;
+        p.tokens = a.tokens;
+        p.first_block = first_block;
+        p.source_blocks = blocks_of(a.id, p_layout.blocks, n);
+        p.source_generations.assign(n, a.generation);
+        p.target_blocks = blocks_of(a.id + 1000, d.layout.blocks, n);
+        p.deadline = steady_now() + 60'000;
+        return p;
+    }
+    Child child;
+    kv::PoolLayout p_layout;
+    Pool d;
+    Reports reports;
+    std::unique_ptr<TransferThread> thread;
+};
+
+TEST(CudaIpc, HandoffsFollowTheWordsOfAnotherProcess) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 2);
+    for (const auto& [p_kv, d_kv] : {std::pair{false, true}, std::pair{true, false}, std::pair{false, false}}) {
+        TwoProcesses s(p_kv, d_kv);
+        for (uint64_t id = 1; id <= 24; ++id) {
+            Ask a{Ask::kHandoff, id, static_cast<uint32_t>(id % 8), 1 + static_cast<uint32_t>(rng() % 4096), 16 * (1 + static_cast<uint32_t>(rng() % 64)), 1, rng(), 0};
+            const auto pull = s.pull_of(a, rng() % 3 == 0 ? rng() % ((a.tokens + 15) / 16) : 0);
+            s.d.poison();
+            s.child.ask(a);
+            s.child.wait();  // the offer is open
+            s.thread->start_pull(pull);
+            const auto r = s.reports.pull(id);
+            ASSERT_TRUE(r.ok) << r.reason << ", seed " << seed_of_run() << " id " << id;
+            EXPECT_EQ(r.mover, "cuda_ipc");
+            ASSERT_EQ(s.d.wrong(pull.target_blocks, a.seed, pull.first_block), 0u) << "seed " << seed_of_run() << " id " << id;
+            ASSERT_EQ(s.d.touched({pull.target_blocks.begin() + pull.first_block, pull.target_blocks.end()}), 0u);
+            s.child.wait();
+            a.kind = Ask::kClose;
+            s.child.ask(a);
+            s.child.wait();
+        }
+    }
+}
+
+TEST(CudaIpc, ReusedBlocksNeverPassForTheOffers) {
+    // P closes the offer and computes another sequence into the blocks while D's kernel, slowed down, reads them.
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 3);
+    TwoProcesses s;
+    s.d.device->set_copy_ctas(2);
+    int ok = 0, refused = 0;
+    for (uint64_t id = 1; id <= 24; ++id) {
+        Ask a{Ask::kHandoff, id, 0, 4096, 4096, static_cast<uint32_t>(id), rng(), 0};
+        const auto pull = s.pull_of(a);
+        s.child.ask(a);
+        s.child.wait();
+        s.thread->start_pull(pull);
+        if (id % 8 == 0) s.reports.pull(id);
+        ::usleep(static_cast<useconds_t>(rng() % 30'000));
+        s.child.wait();
+        Ask next = a;
+        next.kind = Ask::kClose;
+        s.child.ask(next);
+        s.child.wait();
+        next.kind = Ask::kFill;
+        next.seed = a.seed + 1;
+        s.child.ask(next);
+        s.child.wait();
+        const auto r = s.reports.pull(id);
+        r.ok ? ++ok : ++refused;
+        if (r.ok) {
+            ASSERT_EQ(s.d.wrong(pull.target_blocks, a.seed), 0u);
+        } else {
+            ASSERT_EQ(r.reason, "generation");
+        }
+    }
+    std::printf("reused blocks: %d whole, %d void\n", ok, refused);
+    EXPECT_GT(ok, 0);
+}
+
+TEST(CudaIpc, CancelIsTheEndOfWriting) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 4);
+    TwoProcesses s;
+    s.d.device->set_copy_ctas(2);
+    int cancelled = 0;
+    for (uint64_t id = 1; id <= 16; ++id) {
+        Ask a{Ask::kHandoff, id, 0, 4096, 1024, 1, rng(), 0};
+        s.child.ask(a);
+        s.child.wait();
+        s.thread->start_pull(s.pull_of(a));
+        ::usleep(static_cast<useconds_t>(rng() % 20'000));
+        s.thread->cancel_pull(id);
+        cancelled += s.reports.pull(id).reason == "cancelled" ? 1 : 0;
+        s.d.poison();
+        ::usleep(20'000);
+        ASSERT_EQ(s.d.touched({}), 0u);
+        s.child.wait();
+        a.kind = Ask::kClose;
+        s.child.ask(a);
+        s.child.wait();
+    }
+    EXPECT_GT(cancelled, 0);
+}
+
+size_t free_bytes(int gpu) {
+    size_t free = 0, total = 0;
+    CUDA_OK(cudaSetDevice(gpu));
+    CUDA_OK(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
+/// Waits for memory of a dead process to come back; the bytes still missing.
+int64_t missing_after_death(int gpu, size_t before) {
+    const TimeMs until = steady_now() + 2'000;
+    int64_t missing = 0;
+    do {
+        missing = static_cast<int64_t>(before) - static_cast<int64_t>(free_bytes(gpu));
+        if (missing > (1 << 20)) ::usleep(5'000);
+    } while (missing > (1 << 20) && steady_now() < until);
+    return missing;
+}
+
+TEST(CudaIpc, ExporterKilledInTheMiddle) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 5);
+    Pool d(gpus() > 1 ? 1 : 0, child_layout(true));
+    Reports reports;
+    auto thread = TransferThread::start(*d.words, *d.device, reports.callbacks());
+    d.device->set_copy_ctas(2);
+    int lost = 0, whole = 0;
+    size_t before_p = 0, before_d = 0;
+    int64_t end_us_max = 0;
+    for (uint64_t id = 1; id <= 16; ++id) {
+        if (id == 2) {  // the first child also made contexts
+            before_p = free_bytes(0);
+            before_d = free_bytes(d.gpu);
+        }
+        const auto child = std::make_unique<Child>(0, false);
+        const wire::ReplicaTarget peer{{1}, {id}};
+        const auto added = thread->add_device_source(peer, child_layout(false), 8, child->words(), child->handle());
+        ASSERT_TRUE(added) << added.error().message;
+        Ask a{Ask::kHandoff, id, 0, 4096, 4096, 1, rng(), id % 2 == 0 ? 1'000u : 0u};
+        child->ask(a);
+        child->wait();
+        pd::StartPull p;
+        p.pull = id;
+        p.peer = peer;
+        p.offer = OfferId{id};
+        p.tokens = 4096;
+        p.source_blocks = blocks_of(id, 288, 256);
+        p.source_generations.assign(256, 1);
+        p.target_blocks = blocks_of(id + 1000, 288, 256);
+        p.deadline = steady_now() + 60'000;
+        thread->start_pull(p);
+        ::usleep(static_cast<useconds_t>(1'000 + rng() % 40'000));
+        child->end(SIGKILL);
+        const int64_t begin_us = steady_now_us();
+        thread->remove_source(peer);  // as the closed link would have it
+        const auto r = reports.pull(id);
+        end_us_max = std::max(end_us_max, steady_now_us() - begin_us);
+        if (r.ok) {
+            ++whole;
+            ASSERT_EQ(d.wrong(p.target_blocks, a.seed), 0u);
+        } else {
+            ++lost;
+            ASSERT_EQ(r.reason, "peer_lost");
+        }
+        d.poison();
+        ::usleep(10'000);
+        ASSERT_EQ(d.touched({}), 0u);
+    }
+    ASSERT_TRUE(thread->checksums({}));  // the last source is let go
+    EXPECT_LT(missing_after_death(0, before_p), 1 << 20);
+    EXPECT_LT(missing_after_death(d.gpu, before_d), 1 << 20);
+    std::printf("exporter killed 16 times: %d lost, %d whole; ended at most %lld us after the loss was known\n", lost, whole,
+                static_cast<long long>(end_us_max));
+    EXPECT_GT(lost, 0);
+}
+
+TEST(CudaIpc, ImporterKilledInTheMiddle) {
+    NEEDS_GPU();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 6);
+    Pool p(0, child_layout(false));
+    const auto blocks = blocks_of(1, p.layout.blocks, 256);
+    const int d_gpu = gpus() > 1 ? 1 : 0;
+    size_t before = 0;
+    for (int i = 0; i < 16; ++i) {
+        p.fill_all(blocks, 100 + static_cast<uint64_t>(i));
+        if (i == 1) before = free_bytes(d_gpu);
+        Child child(d_gpu, true, "d");
+        const auto handle = *p.device->export_handle();
+        const uint64_t n = handle.size();
+        put(child.fd(), &n, sizeof n);
+        put(child.fd(), handle.data(), n);
+        child.wait();
+        ::usleep(static_cast<useconds_t>(2'000 + rng() % 20'000));
+        child.end(SIGKILL);
+        ASSERT_EQ(p.wrong(blocks, 100 + static_cast<uint64_t>(i)), 0u);
+    }
+    EXPECT_LT(missing_after_death(d_gpu, before), 1 << 20);
+}
+
+// ---- rates -------------------------------------------------------------------------------------------------------------
+
+double median_us(int rounds, const std::function<void()>& body) {
+    std::vector<double> v;
+    for (int i = 0; i < rounds; ++i) {
+        const auto begin = std::chrono::steady_clock::now();
+        body();
+        v.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+    }
+    std::sort(v.begin(), v.end());
+    return v[v.size() / 2];
+}
+
+TEST(Rates, PullKernel) {
+    NEEDS_GPU();
+    std::mt19937 rng(1);
+    for (int other = 0; other < std::min(gpus(), 2); ++other) {
+        std::printf("pull GPU 0 -> %d, us (GB/s) by CTAs x loads\n%22s", other, "");
+        for (const uint32_t ctas : {16u, 32u, 64u, 132u})
+            for (const uint32_t loads : {4u, 8u}) std::printf("%8ux%u     ", ctas, loads);
+        std::printf("\n");
+        for (const uint32_t block_tokens : {16u, 64u})
+            for (const auto order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst}) {
+                Pool p(0, gpu_layout(PoolOrder::kBlockFirst, 300 * 16 / block_tokens, 28, block_tokens, 8, 128));
+                Pool d(other, gpu_layout(order, 300 * 16 / block_tokens, 28, block_tokens, 8, 128));
+                const auto peer = d.device->map(*p.device->export_handle(), p.layout);
+                ASSERT_TRUE(peer);
+                for (const uint32_t tokens : {64u, 512u, 1024u, 4096u}) {
+                    const uint32_t n = tokens / block_tokens;
+                    const auto from = some_blocks(rng, p.layout.blocks, n), to = some_blocks(rng, d.layout.blocks, n);
+                    const double mib = static_cast<double>(n * p.layout.block_bytes()) / (1 << 20);
+                    std::printf("%2u tok %s %6.1f MiB:", block_tokens, order == PoolOrder::kBlockFirst ? "block" : "kv   ", mib);
+                    for (const uint32_t ctas : {16u, 32u, 64u, 132u})
+                        for (const uint32_t loads : {4u, 8u}) {
+                            d.device->set_copy_ctas(ctas);
+                            d.device->set_loads(loads);
+                            const double us = median_us(9, [&] { wait_for(*d.device, *d.device->pull(*peer, {0, 28, from, to})); });
+                            std::printf(" %7.1f (%4.0f)", us, mib * 1048576 / us / 1e3);
+                        }
+                    std::printf("\n");
+                }
+                d.device->unmap(*peer);
+            }
+    }
+}
+
+TEST(Rates, HostCopies) {
+    NEEDS_GPU();
+    std::mt19937 rng(1);
+    for (const uint32_t block_tokens : {16u, 64u})
+        for (const auto order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst}) {
+            Pool p(0, gpu_layout(order, 300 * 16 / block_tokens, 28, block_tokens, 8, 128));
+            const uint32_t n = 1024 / block_tokens;
+            const auto blocks = some_blocks(rng, p.layout.blocks, n);
+            auto fd = make_memfd("host", n * p.layout.block_bytes());
+            auto map = Mapping::map_fd(fd->get(), n * p.layout.block_bytes(), true);
+            std::memset(map->mutable_bytes().data(), 1, map->bytes().size());
+            double us[4];
+            for (const bool pinned : {false, true}) {
+                if (pinned) {
+                    ASSERT_TRUE(p.device->pin(map->mutable_bytes()));
+                }
+                us[pinned ? 2 : 0] = median_us(5, [&] { wait_for(*p.device, *p.device->to_host({0, 28, blocks, {}}, map->mutable_bytes())); });
+                us[pinned ? 3 : 1] = median_us(5, [&] { wait_for(*p.device, *p.device->from_host({0, 28, {}, blocks}, map->bytes())); });
+            }
+            p.device->unpin(map->mutable_bytes());
+            const double bytes = static_cast<double>(map->bytes().size());
+            std::printf("host copies, %2u tok %s, %.0f MiB, GB/s: out %.1f in %.1f unpinned; out %.1f in %.1f pinned\n", block_tokens,
+                        order == PoolOrder::kBlockFirst ? "block" : "kv   ", bytes / (1 << 20), bytes / us[0] / 1e3, bytes / us[1] / 1e3,
+                        bytes / us[2] / 1e3, bytes / us[3] / 1e3);
+        }
+}
+
+TEST(Rates, Handoffs) {
+    // Exposed time: from P's last layer, seen by D, to the end of the pull. P's layers take 300 us, as with chunks of 0.6B.
+    NEEDS_GPU();
+    TwoProcesses s(false, false);
+    uint64_t id = 1;
+    for (const uint32_t tokens : {64u, 512u, 1024u, 4096u})
+        for (const uint32_t pause_us : {0u, 300u}) {
+            std::vector<int64_t> exposed, total;
+            for (int i = 0; i < 15; ++i, ++id) {
+                Ask a{Ask::kHandoff, id, 0, tokens, 2048, 1, id, pause_us};
+                s.child.ask(a);
+                s.child.wait();
+                s.thread->start_pull(s.pull_of(a));
+                const auto r = s.reports.pull(id);
+                ASSERT_TRUE(r.ok) << r.reason;
+                exposed.push_back(r.exposed_us);
+                total.push_back(r.total_us);
+                s.child.wait();
+                a.kind = Ask::kClose;
+                s.child.ask(a);
+                s.child.wait();
+            }
+            std::sort(exposed.begin(), exposed.end());
+            std::sort(total.begin(), total.end());
+            std::printf("hand-off of %4u tokens (%.1f MiB), layers every %3u us: exposed p50 %lld p90 %lld us, total p50 %lld us\n", tokens,
+                        tokens / 16 * 1.75, pause_us, static_cast<long long>(exposed[7]), static_cast<long long>(exposed[13]),
+                        static_cast<long long>(total[7]));
+        }
+}
+
+}  // namespace
+
+int child_main(const char* role, int fd, int gpu, bool kv_first) {
+    return std::strcmp(role, "d") == 0 ? child_decode(fd, gpu, kv_first) : child_prefill(fd, gpu, kv_first);
+}
+
+}  // namespace baton::xavier::test
+
+int main(int argc, char** argv) {
+    if (argc == 6 && std::strcmp(argv[1], "--child") == 0)
+        return baton::xavier::test::child_main(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]) == 1);
+    ::signal(SIGPIPE, SIG_IGN);
+    testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}
