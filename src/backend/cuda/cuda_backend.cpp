@@ -45,6 +45,7 @@ CudaBackend::~CudaBackend() {
     static_cast<void>(cudaSetDevice(static_cast<int>(options_.device)));
     if (stream_) static_cast<void>(cudaStreamSynchronize(stream_.get()));
     if (uploads_) static_cast<void>(cudaStreamSynchronize(uploads_.get()));
+    if (results_) static_cast<void>(cudaStreamSynchronize(results_.get()));
     movers_.reset();
     for (const SharedWords& words : words_)
         if (words.registered) static_cast<void>(cudaHostUnregister(words.host));
@@ -75,16 +76,25 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
 
 Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step) {
     const uint32_t buffer = step.shape.buffer;
-    BATON_CUDA_TRY(input_.upload(uploads_.get(), batch, step), "a step's input");
-    BATON_CUDA_TRY(cudaEventRecord(uploaded_[buffer].get(), uploads_.get()), "a step's input");
     requests_.clear();
-    for (const Slice& s : batch.slices)
-        if (s.logits) requests_.push_back({s.sequence, s.state, s.pending});
-    BATON_TRY(sampler_->prepare(stream_.get(), buffer, requests_));
+    bool counts = false;
+    for (const Slice& s : batch.slices) {
+        if (!s.logits) continue;
+        requests_.push_back({s.sequence, s.state, s.pending});
+        const wire::Sampling& how = s.sequence->sampling;
+        counts = counts || how.repetition_penalty != 1.0f || how.presence_penalty != 0.0f || how.frequency_penalty != 0.0f;
+    }
+    // Input and settings come and results go on streams of their own, so that copies hold up no step. Counts of tokens are
+    // what steps before this one still work on: they are brought up to date in the order of the steps.
+    BATON_CUDA_TRY(input_.upload(uploads_.get(), batch, step), "a step's input");
+    BATON_TRY(sampler_->prepare(counts ? stream_.get() : uploads_.get(), buffer, requests_));
+    BATON_CUDA_TRY(cudaEventRecord(uploaded_[buffer].get(), uploads_.get()), "a step's input");
     BATON_CUDA_TRY(cudaStreamWaitEvent(stream_.get(), uploaded_[buffer].get(), 0), "a step's input");
     BATON_TRY(run(batch, step));
-    BATON_CUDA_TRY(sampler_->fetch(stream_.get(), buffer), "a step's result");
-    BATON_CUDA_TRY(cudaEventRecord(done_[buffer].get(), stream_.get()), "a step");
+    BATON_CUDA_TRY(cudaEventRecord(ran_[buffer].get(), stream_.get()), "a step");
+    BATON_CUDA_TRY(cudaStreamWaitEvent(results_.get(), ran_[buffer].get(), 0), "a step's result");
+    BATON_CUDA_TRY(sampler_->fetch(results_.get(), buffer), "a step's result");
+    BATON_CUDA_TRY(cudaEventRecord(done_[buffer].get(), results_.get()), "a step's result");
     last_logits_ = static_cast<uint32_t>(requests_.size());
     flights_.push_back({buffer, last_logits_});
     return {};

@@ -85,7 +85,9 @@ class CudaBackend final : public DeviceBackend {
 
     Stream stream_;   ///< runs the steps
     Stream uploads_;  ///< brings their input, ahead of them
+    Stream results_;  ///< takes their results, behind them
     Event uploaded_[kDepth];
+    Event ran_[kDepth];
     Event done_[kDepth];
     Weights weights_;
     std::unique_ptr<Linear> linear_;

@@ -76,8 +76,10 @@ Expected<void> CudaBackend::open_device() {
     BATON_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream priorities");
     BATON_TRY_ASSIGN(stream_, make_stream(highest < 0 ? highest + 1 : 0));
     BATON_TRY_ASSIGN(uploads_, make_stream(highest));
+    BATON_TRY_ASSIGN(results_, make_stream(highest));
     for (uint32_t b = 0; b < kDepth; ++b) {
         BATON_TRY_ASSIGN(uploaded_[b], make_event());
+        BATON_TRY_ASSIGN(ran_[b], make_event());
         BATON_TRY_ASSIGN(done_[b], make_event());
     }
     return {};

@@ -71,6 +71,8 @@ class Pass {
             decode.base.out = s_.attention;
             decode.q = s_.q;
             decode.fused = fused ? &rope : nullptr;
+            // The pass begins behind all earlier ones, and a sequence's past is written by none of this.
+            decode.early = fused;
             decode.workspace = s_.decode_workspace;
             decode.splits = shape_.splits;
             BATON_LAUNCH(decode_attention(launch_, decode));

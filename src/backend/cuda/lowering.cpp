@@ -101,6 +101,7 @@ class LayerMatch {
             target = step->weight;
             parts.qk_eps = step->eps;
         }
+        if (static_cast<bool>(parts.q_norm) != static_cast<bool>(parts.k_norm)) return mismatch("norms of both q and k, or of neither,");
         return {};
     }
     /// As many products as `outs` names, in any order, from the same input.

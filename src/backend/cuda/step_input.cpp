@@ -143,7 +143,6 @@ const Arrangement& StepInput::arrange(const Batch& batch, uint32_t buffer) {
         a.order.push_back(i);
         ++a.shape.prefill;
         a.shape.prefill_rows_max = std::max(a.shape.prefill_rows_max, s.tokens);
-        a.kv_max = std::max(a.kv_max, s.position + s.tokens);
     }
     a.shape.rows = row;
     a.decode_only = a.decode_only && !a.watched;

@@ -1,0 +1,387 @@
+// Whole models against float64, and the promises a step makes whatever it is batched with.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "rig.hpp"
+
+namespace baton::backend::cuda::test {
+
+namespace {
+
+using backend::test::make_plan;
+using backend::test::ModelOptions;
+using backend::test::reference_logits;
+using backend::test::Rng;
+using tensor::DType;
+
+// bf16 keeps 8 bits, fp16 11, of every activation of some 20 stages; the errors add up as a random walk.
+constexpr double kTolerance = 0.03;
+constexpr double kToleranceFp16 = 0.004;
+
+struct Family {
+    const char* name;
+    ModelShape shape;
+    bool bias = false;
+    bool qk_norm = false;
+};
+// Small, with the features and the odd sizes of the families.
+const Family kFamilies[] = {
+    {"llama", {2, 192, 4, 1, 64, 328, 104, 2048}},
+    {"smollm", {2, 576, 9, 3, 64, 1536, 256, 2048}},
+    {"qwen2", {2, 448, 7, 1, 64, 488, 152, 2048}, true, false},
+    {"qwen3", {3, 264, 4, 2, 128, 392, 136, 2048}, false, true},
+    {"wide", {2, 512, 8, 1, 128, 640, 320, 2048}},
+    {"single", {2, 128, 2, 2, 64, 192, 96, 2048}},
+};
+
+Plan plan_of(const Family& f, DType type = DType::kBF16, uint64_t seed = 1) {
+    ModelOptions o;
+    o.type = type;
+    o.shape = f.shape;
+    o.bias = f.bias;
+    o.qk_norm = f.qk_norm;
+    o.seed = seed;
+    return make_plan(o);
+}
+
+CudaOptions small_options() {
+    CudaOptions o;
+    o.max_batch_tokens = 512;
+    o.max_batch_slices = 24;
+    o.blocks = 400;
+    o.block_tokens = 16;
+    return o;
+}
+
+std::vector<double> reference(const Plan& plan, const std::vector<TokenId>& ids, size_t n) {
+    return reference_logits(plan, {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(n)});
+}
+
+class Model : public ::testing::TestWithParam<Family> {};
+
+TEST_P(Model, PrefillAgreesWithFloat64) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    Rng rng(11);
+    for (const uint32_t n : {1u, 2u, 15u, 16u, 17u, 63u, 130u}) {
+        Seq s = rig.add(random_ids(rng, n, rig.vocab()), n);
+        const auto got = rig.step({{&s, n}});
+        ASSERT_EQ(got.size(), 1u);
+        EXPECT_LT(relative_error(got[0], reference(plan, s.ids, n)), kTolerance) << n << " tokens";
+        ASSERT_EQ(rig.tokens().size(), 1u);
+        EXPECT_EQ(rig.tokens()[0].id, std::max_element(got[0].begin(), got[0].end()) - got[0].begin());
+    }
+}
+
+TEST_P(Model, DecodeAgreesWithFloat64) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    Rng rng(12);
+    std::vector<Seq> seqs;
+    for (const uint32_t n : {1u, 30u, 31u, 65u, 4u}) seqs.push_back(rig.add(random_ids(rng, n, rig.vocab()), n + 8));
+    for (Seq& s : seqs) static_cast<void>(rig.step({{&s, static_cast<uint32_t>(s.ids.size())}}));
+    for (int turn = 0; turn < 6; ++turn) {
+        std::vector<Part> parts;
+        for (Seq& s : seqs) {
+            Rig::push(s, static_cast<TokenId>(rng.below(rig.vocab())));
+            parts.push_back({&s, 1});
+        }
+        const auto got = rig.step(parts);
+        ASSERT_EQ(got.size(), seqs.size());
+        for (size_t i = 0; i < seqs.size(); ++i)
+            EXPECT_LT(relative_error(got[i], reference(plan, seqs[i].ids, seqs[i].ids.size())), kTolerance)
+                << "sequence " << i << ", " << seqs[i].ids.size() << " tokens";
+    }
+}
+
+TEST_P(Model, MixedStepsAgreeWithFloat64) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    Rng rng(13);
+    Seq a = rig.add(random_ids(rng, 40, rig.vocab()), 64), b = rig.add(random_ids(rng, 23, rig.vocab()), 64);
+    Seq c = rig.add(random_ids(rng, 50, rig.vocab()), 64), d = rig.add(random_ids(rng, 7, rig.vocab()), 64);
+    static_cast<void>(rig.step({{&a, 40}, {&b, 23}}));
+    Rig::push(a, 5);
+    Rig::push(b, 6);
+    // A chunk without logits, a decode row, a whole prompt, another decode row: in no order.
+    auto got = rig.step({{&c, 33, false}, {&a, 1}, {&d, 7}, {&b, 1}});
+    ASSERT_EQ(got.size(), 3u);
+    EXPECT_LT(relative_error(got[0], reference(plan, a.ids, 41)), kTolerance);
+    EXPECT_LT(relative_error(got[1], reference(plan, d.ids, 7)), kTolerance);
+    EXPECT_LT(relative_error(got[2], reference(plan, b.ids, 24)), kTolerance);
+    got = rig.step({{&c, 17}});
+    EXPECT_LT(relative_error(got.at(0), reference(plan, c.ids, 50)), kTolerance);
+}
+
+TEST_P(Model, PendingTokensAreTheOnesSampled) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    constexpr uint32_t kTokens = 20;
+    Rng rng(14);
+    std::vector<std::vector<TokenId>> prompts;
+    for (const uint32_t n : {3u, 28u, 47u}) prompts.push_back(random_ids(rng, n, plan.shape.vocab));
+    // One step ahead of the host, the token of the step before taken on the device.
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    std::vector<Seq> seqs;
+    std::vector<Part> parts;
+    for (const auto& p : prompts) seqs.push_back(rig.add(p, 128));
+    for (Seq& s : seqs) parts.push_back({&s, static_cast<uint32_t>(s.ids.size())});
+    ASSERT_TRUE(rig.submit(parts));
+    for (Part& p : parts) p.tokens = 1;
+    std::vector<wire::Token> tokens;
+    for (uint32_t t = 0; t < kTokens; ++t) {
+        const auto ahead = rig.submit(parts, 1);
+        ASSERT_TRUE(ahead) << ahead.error().message;
+        ASSERT_TRUE(rig.backend().collect(tokens));
+        ASSERT_EQ(tokens.size(), seqs.size());
+        for (size_t i = 0; i < seqs.size(); ++i) Rig::push(seqs[i], tokens[i].id);
+    }
+    ASSERT_TRUE(rig.backend().collect(tokens));
+    // The same continuation, fed token by token, each the largest logit unless two nearly tie.
+    for (size_t i = 0; i < seqs.size(); ++i) {
+        Seq s = rig.add(prompts[i], 128);
+        auto got = rig.step({{&s, static_cast<uint32_t>(s.ids.size())}});
+        for (uint32_t t = 0; t < kTokens; ++t) {
+            const TokenId id = seqs[i].wire.emitted[t];
+            const float top = *std::max_element(got.at(0).begin(), got.at(0).end());
+            EXPECT_GE(got[0][static_cast<size_t>(id)], top - 0.05f * std::abs(top)) << "sequence " << i << ", token " << t;
+            Rig::push(s, id);
+            got = rig.step({{&s, 1}});
+        }
+    }
+}
+
+TEST_P(Model, DeterministicBitsWhateverTheBatch) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    Rng rng(15);
+    const auto prompt = random_ids(rng, 150, plan.shape.vocab);
+    const auto others = random_ids(rng, 90, plan.shape.vocab);
+    std::vector<std::vector<float>> first;  // logits after the prompt and after each of four forced tokens
+    for (const bool kv_first : {false, true}) {
+        for (const uint32_t chunk : {150u, 64u, 1u, 37u}) {
+            CudaOptions options = small_options();
+            options.deterministic = true;
+            options.kv_first = kv_first;
+            Rig rig(plan, options);
+            ASSERT_TRUE(rig);
+            Seq s = rig.add(prompt, 160);
+            std::vector<Seq> crowd;
+            for (uint32_t i = 0; i < (chunk == 37 ? 9u : 0u); ++i) crowd.push_back(rig.add(others, 120));
+            std::vector<std::vector<float>> seen;
+            for (uint32_t at = 0; at < 150; at += chunk) {
+                std::vector<Part> parts;
+                for (Seq& c : crowd) parts.push_back({&c, 2 + c.state, true});
+                parts.push_back({&s, std::min(chunk, 150 - at)});
+                auto got = rig.step(parts);
+                ASSERT_FALSE(got.empty());
+                if (at + chunk >= 150) seen.push_back(got.back());
+            }
+            for (TokenId id = 0; id < 4; ++id) {
+                Rig::push(s, id + 3);
+                std::vector<Part> parts{{&s, 1}};
+                for (Seq& c : crowd) parts.push_back({&c, 1, true});
+                seen.push_back(rig.step(parts).at(0));
+            }
+            if (first.empty()) {
+                first = seen;
+                EXPECT_LT(relative_error(first[0], reference(plan, prompt, 150)), kTolerance);
+                continue;
+            }
+            for (size_t i = 0; i < seen.size(); ++i)
+                EXPECT_TRUE(same_bits(seen[i], first[i])) << "kv_first " << kv_first << ", chunk " << chunk << ", after " << i << " tokens";
+        }
+    }
+}
+
+TEST_P(Model, APrefixComputedByAnotherSequenceServes) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    Rng rng(16);
+    Seq a = rig.add(random_ids(rng, 70, rig.vocab()), 80);
+    static_cast<void>(rig.step({{&a, 70}}));
+    Seq b = rig.add(a.ids, 80);
+    b.ids.resize(64);
+    for (const TokenId id : random_ids(rng, 9, rig.vocab())) b.ids.push_back(id);
+    for (size_t i = 0; i < 4; ++i) b.blocks[i] = a.blocks[i];  // 64 positions
+    b.done = 64;
+    const auto got = rig.step({{&b, 9}});
+    EXPECT_LT(relative_error(got.at(0), reference(plan, b.ids, 73)), kTolerance);
+}
+
+TEST_P(Model, Fp16) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam(), DType::kF16);
+    CudaOptions options = small_options();
+    options.fp16 = true;
+    options.block_tokens = 64;
+    Rig rig(plan, options);
+    ASSERT_TRUE(rig);
+    Rng rng(17);
+    Seq s = rig.add(random_ids(rng, 77, rig.vocab()), 128);
+    auto got = rig.step({{&s, 77}});
+    EXPECT_LT(relative_error(got.at(0), reference(plan, s.ids, 77)), kToleranceFp16);
+    Rig::push(s, 1);
+    got = rig.step({{&s, 1}});
+    EXPECT_LT(relative_error(got.at(0), reference(plan, s.ids, 78)), kToleranceFp16);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Model, ::testing::ValuesIn(kFamilies), [](const auto& p) { return std::string(p.param.name); });
+
+TEST(CudaBackend, EveryStoredTypeIsDequantised) {
+    BATON_NEEDS_GPU();
+    for (const DType type : backend::test::kAllTypes) {
+        Family f{"any", {2, 256, 4, 2, 64, 512, 72, 2048}};
+        const Plan plan = plan_of(f, type, 3);
+        Rig rig(plan, small_options());
+        ASSERT_TRUE(rig);
+        Rng rng(18);
+        Seq s = rig.add(random_ids(rng, 21, rig.vocab()), 32);
+        const auto got = rig.step({{&s, 21}});
+        EXPECT_LT(relative_error(got.at(0), reference(plan, s.ids, 21)), kTolerance) << tensor::to_string(type);
+    }
+}
+
+TEST(CudaBackend, ManySequencesInOneStep) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(kFamilies[0]);
+    CudaOptions options = small_options();
+    options.max_batch_slices = 96;
+    options.blocks = 1000;
+    Rig rig(plan, options);
+    ASSERT_TRUE(rig);
+    Rng rng(19);
+    std::vector<Seq> seqs;
+    for (uint32_t i = 0; i < 96; ++i) seqs.push_back(rig.add(random_ids(rng, 1 + i % 37, rig.vocab()), 64));
+    for (Seq& s : seqs) static_cast<void>(rig.step({{&s, static_cast<uint32_t>(s.ids.size())}}));
+    for (const size_t batch : {96u, 95u, 65u, 47u, 33u, 17u, 9u, 3u}) {
+        std::vector<Part> parts;
+        for (size_t i = 0; i < batch; ++i) {
+            Seq& s = seqs[(i * 7 + batch) % 96];  // rows change their sequence from step to step
+            Rig::push(s, static_cast<TokenId>(rng.below(rig.vocab())));
+            parts.push_back({&s, 1});
+        }
+        const auto got = rig.step(parts);
+        ASSERT_EQ(got.size(), batch);
+        for (size_t i = 0; i < batch; i += 5)
+            EXPECT_LT(relative_error(got[i], reference(plan, parts[i].seq->ids, parts[i].seq->ids.size())), kTolerance)
+                << "batch " << batch << ", row " << i;
+    }
+}
+
+TEST(CudaBackend, ProgressWordsSayWhenLayersAreDone) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(kFamilies[0]);
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    auto* words = static_cast<uint64_t*>(memory);
+    const auto shared = rig.backend().share_words({static_cast<std::byte*>(memory), 4096});
+    ASSERT_TRUE(shared) << shared.error().message;
+    Rng rng(20);
+    Seq s = rig.add(random_ids(rng, 30, rig.vocab()), 64);
+    Slice slice;
+    slice.tokens = 30;
+    slice.blocks = s.blocks;
+    slice.logits = true;
+    slice.sequence = &s.wire;
+    slice.progress = words + 5;
+    slice.progress_base = 1234;
+    ASSERT_TRUE(rig.backend().submit({s.ids, std::span(&slice, 1)}));
+    std::vector<wire::Token> tokens;
+    ASSERT_TRUE(rig.backend().collect(tokens));
+    EXPECT_EQ(words[5], 1234 + (uint64_t{plan.shape.layers} << 48));
+    EXPECT_EQ(words[4], 0u);
+    uint64_t elsewhere = 0;
+    slice.progress = &elsewhere;
+    EXPECT_FALSE(rig.backend().submit({s.ids, std::span(&slice, 1)}));
+}
+
+TEST(CudaBackend, RefusesBadBatches) {
+    BATON_NEEDS_GPU();
+    Rig rig(plan_of(kFamilies[0]), small_options());
+    ASSERT_TRUE(rig);
+    Seq s = rig.add({1, 2, 3}, 16);
+    const auto refused = [&](auto change) {
+        Slice slice;
+        slice.tokens = 3;
+        slice.blocks = s.blocks;
+        slice.logits = true;
+        slice.sequence = &s.wire;
+        std::vector<TokenId> ids = s.ids;
+        change(slice, ids);
+        return !rig.backend().submit({ids, std::span(&slice, 1)});
+    };
+    const std::vector<BlockId> outside{400};
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.tokens = 2; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.tokens = 4; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.position = 14; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.position = 2047; }));
+    EXPECT_TRUE(refused([&](Slice& x, auto&) { x.blocks = outside; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.state = 24; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.sequence = nullptr; }));
+    EXPECT_TRUE(refused([](Slice& x, auto&) { x.pending = 1; }));
+    EXPECT_TRUE(refused([](Slice&, auto& ids) { ids[1] = -1; }));
+    EXPECT_TRUE(refused([](Slice&, auto& ids) { ids[2] = 104; }));
+    std::vector<wire::Token> tokens;
+    EXPECT_FALSE(rig.backend().collect(tokens));  // nothing was submitted
+    EXPECT_FALSE(refused([](Slice&, auto&) {}));
+    EXPECT_TRUE(rig.backend().collect(tokens));
+}
+
+TEST(CudaBackend, SaysWhatDoesNotFit) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(kFamilies[0]);
+    const auto error = [&](auto change) {
+        CudaOptions options = small_options();
+        change(options);
+        const auto made = CudaBackend::make(plan, options);
+        EXPECT_FALSE(made);
+        return made ? std::string() : made.error().message;
+    };
+    EXPECT_NE(error([](CudaOptions& o) { o.device = 99; }).find("there is no GPU 99; there is: 0 "), std::string::npos);
+    EXPECT_NE(error([](CudaOptions& o) { o.blocks = 2'000'000; }).find("too little memory for the KV pool"), std::string::npos);
+    EXPECT_NE(error([](CudaOptions& o) { o.memory_bytes = 1000; }).find("the weights need"), std::string::npos);
+    EXPECT_NE(error([](CudaOptions& o) { o.block_tokens = 48; }).find("block_tokens"), std::string::npos);
+}
+
+TEST(Lowering, NamesTheStepItCannotRun) {
+    Plan plan = plan_of(kFamilies[3]);
+    EXPECT_TRUE(lower(plan));
+    const auto refused = [&](size_t step) {
+        Plan broken = plan;
+        broken.layers[1].erase(broken.layers[1].begin() + static_cast<ptrdiff_t>(step));
+        const auto lowered = lower(broken);
+        EXPECT_FALSE(lowered) << step;
+        return lowered ? std::string() : lowered.error().message;
+    };
+    for (size_t step = 0; step < plan.layers[1].size(); ++step)
+        EXPECT_NE(refused(step).find("layer 1, step"), std::string::npos) << step;
+    plan.layers[0].push_back(ApplyRope{});
+    const auto lowered = lower(plan);
+    ASSERT_FALSE(lowered);
+    EXPECT_NE(lowered.error().message.find("the end of the layer was expected"), std::string::npos) << lowered.error().message;
+}
+
+TEST(Lowering, RefusesShapesWithoutKernels) {
+    Family f{"x", {2, 96, 4, 2, 24, 96, 64, 512}};
+    const auto lowered = lower(plan_of(f));
+    ASSERT_FALSE(lowered);
+    EXPECT_NE(lowered.error().message.find("head dimension of 24"), std::string::npos) << lowered.error().message;
+}
+
+}  // namespace
+
+}  // namespace baton::backend::cuda::test
