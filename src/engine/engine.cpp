@@ -1,20 +1,25 @@
 #include "baton/engine/engine.hpp"
 
+#include <sys/prctl.h>
+
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "baton/base/check.hpp"
 #include "baton/base/log.hpp"
-#include "baton/sched/sampler.hpp"
+#include "engine/executor.hpp"
 
 namespace baton::engine {
 namespace {
 
 constexpr int64_t kTickMs = 50;
+constexpr int64_t kSpinUs = 20;    ///< looking at the device without sleeping
+constexpr int64_t kNapUs = 50;     ///< between looks after that
+constexpr unsigned long kTimerSlackNs = 1'000;  ///< the kernel's default would double the nap
 
 bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
     return a.prefill_tokens == b.prefill_tokens && a.generated_tokens == b.generated_tokens &&
@@ -23,16 +28,27 @@ bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
            a.leases == b.leases && a.handoff_bytes == b.handoff_bytes;
 }
 
+/// Adds up the time between begin() and end(): what the engine thread works beside waiting and, on the CPU, computing.
+class HostClock {
+  public:
+    void begin() { begin_ = steady_now_us(); }
+    void end() { total_ += static_cast<uint64_t>(steady_now_us() - begin_); }
+    [[nodiscard]] uint64_t total_us() const { return total_; }
+
+  private:
+    int64_t begin_ = 0;
+    uint64_t total_ = 0;
+};
+
 /// Step 5–10 of docs/LIFE_OF_A_REQUEST.md on one replica.
 class EngineImpl final : public Engine {
   public:
-    EngineImpl(Options options, std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, Callbacks callbacks)
+    EngineImpl(Options options, std::unique_ptr<Executor> executor, xavier::SharedPool& pool, Callbacks callbacks)
         : options_(std::move(options)),
-          backend_(std::move(backend)),
+          executor_(std::move(executor)),
           pool_(pool),
           callbacks_(std::move(callbacks)),
-          core_(options_.core),
-          logits_(static_cast<size_t>(options_.core.max_running) * backend_->shape().vocab) {
+          core_(options_.core) {
         thread_ = std::thread([this] { loop(); });
     }
     ~EngineImpl() override { EngineImpl::stop(); }
@@ -41,6 +57,7 @@ class EngineImpl final : public Engine {
         {
             const std::lock_guard lock(mutex_);
             stopping_ = true;
+            called_ = true;
         }
         wake_.notify_one();
         if (thread_.joinable()) thread_.join();
@@ -59,84 +76,126 @@ class EngineImpl final : public Engine {
             const std::lock_guard lock(mutex_);
             if (stopping_) return;
             inbox_.push_back(std::move(task));
+            called_ = true;
         }
         wake_.notify_one();
     }
 
   private:
+    struct Step {
+        pd::StepPlan plan;
+        int64_t begin_us = 0;
+    };
+
     void loop() {
-        TimeMs last_tick{};
-        for (;;) {
-            if (!drain()) return;
-            const TimeMs now = steady_now();
-            if (now - last_tick >= kTickMs) {
-                core_.on_tick(now);
-                last_tick = now;
-            }
-            pd::StepPlan plan = core_.plan_step(now);
-            publish();
-            if (!plan.empty()) {
-                execute(plan);
-                publish();
-                report(now);
-                expected_ = false;  // the step read the weights
+        if (executor_->on_device()) ::prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+        host_.begin();
+        while (drain()) {
+            tick();
+            if (changed_) fill();
+            if (!steps_.empty()) {
+                if (executor_->ready()) finish_step();
+                else wait_for_device();
                 continue;
             }
+            const TimeMs now = steady_now();
             report(now);
-            if (expected_.exchange(false)) backend_->warm();
-            std::unique_lock lock(mutex_);
-            wake_.wait_for(lock, std::chrono::milliseconds(kTickMs), [&] { return stopping_ || !inbox_.empty() || expected_; });
+            host_.end();
+            if (expected_.exchange(false)) executor_->warm();
+            wait_for_work();
+            host_.begin();
         }
+        // A device must not write into memory that is gone.
+        for (; !steps_.empty(); steps_.pop_front())
+            if (!executor_->collect(steps_.front().plan, sampled_)) break;
     }
 
     /// Runs what was posted; false when the engine is to end.
     bool drain() {
+        if (!called_) return true;
         tasks_.clear();
         {
             const std::lock_guard lock(mutex_);
             if (stopping_) return false;
             tasks_.swap(inbox_);
+            called_ = false;
         }
-        if (tasks_.empty()) return true;
         const TimeMs now = steady_now();
         for (Task& task : tasks_) task(core_, now);
         publish();
+        changed_ = true;
         return true;
     }
 
-    void execute(const pd::StepPlan& plan) {
-        slices_.clear();
-        size_t rows_with_logits = 0;
-        for (const pd::StepItem& item : plan.items) {
-            slices_.push_back({item.tokens, item.position, item.blocks, item.sample});
-            rows_with_logits += item.sample ? 1 : 0;
-        }
-        const size_t vocab = backend_->shape().vocab;
-        BATON_CHECK(rows_with_logits * vocab <= logits_.size());
-        const std::span<float> logits(logits_.data(), rows_with_logits * vocab);
-        const int64_t begin = steady_now_us();
-        const auto done = backend_->forward({plan.tokens, slices_}, logits, [&](uint32_t layer) { layer_done(plan, layer); });
-        if (!done) {
-            log::error("engine.step_failed", {{"reason", done.error().message}});
-            core_.on_step_failed(steady_now(), plan, "step_failed");
-            return;
-        }
-        log::debug("engine.step", {{"sequences", plan.items.size()}, {"rows", plan.tokens.size()}, {"us", steady_now_us() - begin}});
-        sampled_.clear();
-        size_t row = 0;
-        for (uint32_t i = 0; i < plan.items.size(); ++i) {
-            if (!plan.items[i].sample) continue;
-            const pd::StepItem& item = plan.items[i];
-            sampled_.push_back({i, sched::sample(logits.subspan(row * vocab, vocab), *item.sequence, scratch_), checksums(item)});
-            ++row;
-        }
-        core_.on_step_done(steady_now(), plan, sampled_);
+    void tick() {
+        const TimeMs now = steady_now();
+        if (now - last_tick_ < kTickMs) return;
+        last_tick_ = now;
+        core_.on_tick(now);
+        changed_ = true;
     }
 
-    void layer_done(const pd::StepPlan& plan, uint32_t layer) {
-        for (const pd::StepItem& item : plan.items)
-            if (item.progress_slot)
-                pool_.set_progress(*item.progress_slot, item.position, item.position + item.tokens, layer + 1);
+    /// Keeps the device busy: plans and submits while it takes more.
+    void fill() {
+        changed_ = false;
+        while (steps_.size() < executor_->depth()) {
+            pd::StepPlan plan = core_.plan_step(steady_now(), std::exchange(spare_, {}));
+            publish();
+            if (plan.empty()) {
+                spare_ = std::move(plan);
+                return;
+            }
+            if (broken_) {
+                core_.on_step_failed(steady_now(), plan, "step_failed");
+                publish();
+                continue;
+            }
+            steps_.push_back({std::move(plan), steady_now_us()});
+            if (auto begun = computed([&] { return executor_->submit(steps_.back().plan); }); !begun) return give_up(begun.error());
+        }
+    }
+
+    /// Takes the oldest step's result; its tokens leave before anything else is done.
+    void finish_step() {
+        Step step = std::move(steps_.front());
+        if (auto done = computed([&] { return executor_->collect(step.plan, sampled_); }); !done) {
+            steps_.front() = std::move(step);
+            return give_up(done.error());
+        }
+        steps_.pop_front();
+        const TimeMs now = steady_now();
+        core_.on_step_done(now, step.plan, sampled_);
+        publish();
+        expected_ = false;  // the step read the weights
+        changed_ = true;
+        host_.end();
+        host_.begin();
+        log::debug("engine.step", {{"sequences", step.plan.items.size()},
+                                   {"rows", step.plan.tokens.size()},
+                                   {"us", steady_now_us() - step.begin_us},
+                                   {"host_us", host_.total_us() - std::exchange(host_us_logged_, host_.total_us())}});
+        spare_ = std::move(step.plan);
+        report(now);
+    }
+
+    /// Runs a part of a step; on the CPU that is compute and not the host's own work.
+    template <class Part>
+    Expected<void> computed(const Part& part) {
+        if (executor_->on_device()) return part();
+        host_.end();
+        auto result = part();
+        host_.begin();
+        return result;
+    }
+
+    /// The steps under way fail. A device is of no more use then.
+    void give_up(const Error& error) {
+        log::error("engine.step_failed", {{"reason", error.message}});
+        for (; !steps_.empty(); steps_.pop_front()) core_.on_step_failed(steady_now(), steps_.front().plan, "step_failed");
+        publish();
+        changed_ = true;
+        if (!executor_->on_device() || std::exchange(broken_, true)) return;
+        if (callbacks_.failed) callbacks_.failed(error);
     }
 
     void publish() {
@@ -153,12 +212,23 @@ class EngineImpl final : public Engine {
         }
     }
 
-    /// Verify mode: checksums of a prefilled sequence's blocks, for its Commit.
-    [[nodiscard]] std::vector<uint64_t> checksums(const pd::StepItem& item) {
-        std::vector<uint64_t> sums;
-        if (!options_.verify_handoff || options_.core.role != Role::kPrefill) return sums;
-        for (const BlockId b : item.blocks) sums.push_back(xavier::block_checksum(pool_.pool(), pool_.layout(), b));
-        return sums;
+    /// Until the oldest step is done, something was posted, or a nap is over.
+    void wait_for_device() {
+        host_.end();
+        const int64_t until = steady_now_us() + kSpinUs;
+        do {
+            if (called_ || executor_->ready()) return host_.begin();
+        } while (steady_now_us() < until);
+        {
+            std::unique_lock lock(mutex_);
+            wake_.wait_for(lock, std::chrono::microseconds(kNapUs), [&] { return called_.load(); });
+        }
+        host_.begin();
+    }
+
+    void wait_for_work() {
+        std::unique_lock lock(mutex_);
+        wake_.wait_for(lock, std::chrono::milliseconds(kTickMs), [&] { return called_ || expected_; });
     }
 
     void report(TimeMs now) {
@@ -170,22 +240,27 @@ class EngineImpl final : public Engine {
         callbacks_.stats(stats);
     }
 
-    Options options_;
-    std::unique_ptr<backend::Backend> backend_;
+    const Options options_;
+    std::unique_ptr<Executor> executor_;
     xavier::SharedPool& pool_;
-    Callbacks callbacks_;
+    const Callbacks callbacks_;
     pd::ReplicaCore core_;
-    std::vector<float> logits_;
-    std::vector<backend::Slice> slices_;
+    std::deque<Step> steps_;   ///< submitted, oldest first
+    pd::StepPlan spare_;       ///< a done plan, for its memory
     std::vector<pd::Sampled> sampled_;
-    sched::SamplerScratch scratch_;
+    bool changed_ = true;      ///< a plan made now may hold what the last one did not
+    bool broken_ = false;      ///< the device failed
+    HostClock host_;
+    uint64_t host_us_logged_ = 0;
     wire::ReplicaStats reported_;
     TimeMs last_report_{};
+    TimeMs last_tick_{};
 
     std::mutex mutex_;
     std::condition_variable wake_;
-    std::vector<Task> inbox_;   ///< guarded by mutex_
-    bool stopping_ = false;     ///< guarded by mutex_
+    std::vector<Task> inbox_;  ///< guarded by mutex_
+    bool stopping_ = false;    ///< guarded by mutex_
+    std::atomic<bool> called_{false};  ///< the inbox or `stopping_` wants to be looked at; set under mutex_
     std::atomic<bool> expected_{false};
     std::vector<Task> tasks_;
     std::thread thread_;
@@ -195,7 +270,17 @@ class EngineImpl final : public Engine {
 
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
                                       Callbacks callbacks) {
-    return std::make_unique<EngineImpl>(std::move(options), std::move(backend), pool, std::move(callbacks));
+    options.core.steps_ahead = 0;
+    const bool checksums = options.verify_handoff && options.core.role == Role::kPrefill;
+    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running, checksums);
+    return std::make_unique<EngineImpl>(std::move(options), std::move(executor), pool, std::move(callbacks));
+}
+
+std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::DeviceBackend> backend,
+                                      xavier::SharedPool& words, Callbacks callbacks) {
+    options.core.steps_ahead = 1;
+    auto executor = make_device_executor(std::move(backend), words);
+    return std::make_unique<EngineImpl>(std::move(options), std::move(executor), words, std::move(callbacks));
 }
 
 }  // namespace baton::engine

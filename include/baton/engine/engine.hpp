@@ -11,7 +11,8 @@
 namespace baton::engine {
 
 /// The step loop of a replica on a thread of its own, the only owner of the core and the backend: drain the inbox → plan →
-/// execute → sample → commit → publish actions. Sleeps when there is nothing to do.
+/// submit → collect → commit → publish actions. On a device step n + 1 is planned and submitted while step n runs. Sleeps
+/// when there is nothing to do.
 class Engine {
   public:
     struct Callbacks {
@@ -19,6 +20,8 @@ class Engine {
         std::function<void(pd::Action)> act;
         /// Engine thread, at most every `stats_every_ms` and only when something changed.
         std::function<void(const wire::ReplicaStats&)> stats;
+        /// Engine thread, once: the device failed and all later steps fail at once; the process should end. May be null.
+        std::function<void(const Error&)> failed{};
     };
     struct Options {
         pd::CoreConfig core;
@@ -30,8 +33,12 @@ class Engine {
     /// `pool` is the memory `backend` computes in; it outlives the engine.
     static std::unique_ptr<Engine> start(Options options, std::unique_ptr<backend::Backend> backend,
                                          xavier::SharedPool& pool, Callbacks callbacks);
+    /// The same on a device. `words` holds progress words and generations alone (SharedPool::create_words), and the backend
+    /// was given its memory (share_words).
+    static std::unique_ptr<Engine> start(Options options, std::unique_ptr<backend::DeviceBackend> backend,
+                                         xavier::SharedPool& words, Callbacks callbacks);
     virtual ~Engine() = default;
-    /// Ends the thread after the running step and joins it; what is posted later is dropped. Idempotent.
+    /// Ends the thread after the steps under way and joins it; what is posted later is dropped. Idempotent.
     virtual void stop() = 0;
     /// A hand-off will end soon: where the engine has nothing to run it reads the weights meanwhile (Backend::warm).
     /// Any thread.

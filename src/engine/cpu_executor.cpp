@@ -1,0 +1,84 @@
+#include <utility>
+
+#include "baton/base/check.hpp"
+#include "baton/sched/sampler.hpp"
+#include "engine/executor.hpp"
+
+namespace baton::engine {
+namespace {
+
+/// forward and sample, one plan at a time.
+class CpuExecutor final : public Executor {
+  public:
+    CpuExecutor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, uint32_t slices_max, bool checksums)
+        : backend_(std::move(backend)),
+          pool_(pool),
+          checksums_(checksums),
+          logits_(static_cast<size_t>(slices_max) * backend_->shape().vocab) {}
+
+    const backend::ModelShape& shape() const override { return backend_->shape(); }
+    uint32_t depth() const override { return 1; }
+    bool on_device() const override { return false; }
+    bool ready() const override { return true; }
+    void warm() override { backend_->warm(); }
+
+    Expected<void> submit(const pd::StepPlan& plan) override {
+        slices_.clear();
+        size_t rows = 0;
+        for (const pd::StepItem& item : plan.items) {
+            backend::Slice& slice = slices_.emplace_back();
+            slice.tokens = item.tokens;
+            slice.position = item.position;
+            slice.blocks = item.blocks;
+            slice.logits = item.sample;
+            rows += item.sample ? 1 : 0;
+        }
+        BATON_CHECK(rows * vocab() <= logits_.size());
+        return backend_->forward({plan.tokens, slices_}, std::span(logits_).first(rows * vocab()),
+                                 [&](uint32_t layer) { layer_done(plan, layer); });
+    }
+
+    Expected<void> collect(const pd::StepPlan& plan, std::vector<pd::Sampled>& sampled) override {
+        sampled.clear();
+        size_t row = 0;
+        for (uint32_t i = 0; i < plan.items.size(); ++i) {
+            const pd::StepItem& item = plan.items[i];
+            if (!item.sample) continue;
+            const auto logits = std::span<const float>(logits_).subspan(row++ * vocab(), vocab());
+            sampled.push_back({i, sched::sample(logits, *item.sequence, scratch_), block_checksums(item)});
+        }
+        return {};
+    }
+
+  private:
+    [[nodiscard]] size_t vocab() const { return backend_->shape().vocab; }
+
+    void layer_done(const pd::StepPlan& plan, uint32_t layer) {
+        for (const pd::StepItem& item : plan.items)
+            if (item.progress_slot)
+                pool_.set_progress(*item.progress_slot, item.position, item.position + item.tokens, layer + 1);
+    }
+
+    [[nodiscard]] std::vector<uint64_t> block_checksums(const pd::StepItem& item) {
+        std::vector<uint64_t> sums;
+        if (!checksums_) return sums;
+        for (const BlockId b : item.blocks) sums.push_back(xavier::block_checksum(pool_.pool(), pool_.layout(), b));
+        return sums;
+    }
+
+    std::unique_ptr<backend::Backend> backend_;
+    xavier::SharedPool& pool_;
+    const bool checksums_;
+    std::vector<float> logits_;
+    std::vector<backend::Slice> slices_;
+    sched::SamplerScratch scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cpu_executor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
+                                            uint32_t slices_max, bool checksums) {
+    return std::make_unique<CpuExecutor>(std::move(backend), pool, slices_max, checksums);
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,106 @@
+// Host time of a decode step: the engine over a device that has every result at once. What it takes per step must hide
+// behind the device's step.
+//   engine_bench [steps]
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+
+#include "baton/engine/engine.hpp"
+
+namespace baton {
+namespace {
+
+constexpr uint32_t kVocabulary = 151'936;
+
+/// Gives token 7 for every row asked for.
+class InstantDevice final : public backend::DeviceBackend {
+  public:
+    InstantDevice(const kv::PoolLayout& layout, uint64_t& rows) : layout_(layout), rows_(rows) { shape_.vocab = kVocabulary; }
+    const backend::ModelShape& shape() const override { return shape_; }
+    const kv::PoolLayout& kv_layout() const override { return layout_; }
+    std::string describe() const override { return "instant"; }
+    uint64_t memory_bytes() const override { return 0; }
+    Expected<void> share_words(std::span<std::byte>) override { return {}; }
+    backend::DevicePool& pool() override { std::abort(); }
+    bool ready() const override { return true; }
+    Expected<void> submit(const backend::Batch& batch) override {
+        uint32_t rows = 0;
+        for (const backend::Slice& s : batch.slices) rows += s.logits ? 1 : 0;
+        wanted_[submitted_++ % kDepth] = rows;
+        return {};
+    }
+    Expected<void> collect(std::vector<wire::Token>& tokens) override {
+        const uint32_t rows = wanted_[collected_++ % kDepth];
+        tokens.resize(rows);
+        for (wire::Token& t : tokens) t.id = 7;
+        rows_ += rows;
+        return {};
+    }
+
+  private:
+    backend::ModelShape shape_;
+    kv::PoolLayout layout_;
+    uint64_t& rows_;
+    uint32_t wanted_[kDepth] = {};
+    uint32_t submitted_ = 0, collected_ = 0;
+};
+
+/// Microseconds of a decode step with `batch` sequences of 1,000 tokens each.
+void measure(uint32_t batch, uint32_t block_tokens, uint32_t steps) {
+    kv::PoolLayout layout;
+    layout.order = kv::PoolOrder::kBlockFirst;
+    layout.dtype = 1;
+    layout.layers = layout.kv_heads = 1;
+    layout.head_dim = 2;
+    layout.page_format = "none";
+    layout.block_tokens = block_tokens;
+    layout.blocks = batch * ((1'000 + steps) / block_tokens + 2);
+    auto words = xavier::SharedPool::create_words(layout, 8);
+    if (!words) return static_cast<void>(std::fprintf(stderr, "%s\n", words.error().message.c_str()));
+    engine::Engine::Options options;
+    options.core.role = Role::kHybrid;
+    options.core.block_tokens = block_tokens;
+    options.core.blocks = layout.blocks;
+    options.core.max_model_len = 1'000 + steps + 8;
+    options.core.max_running = batch;
+    options.core.step_tokens = 2'048;
+    std::promise<void> ended;
+    uint64_t rows = 0;
+    uint32_t left = batch;
+    int64_t begin = 0;
+    engine::Engine::Callbacks callbacks;
+    callbacks.stats = [](const wire::ReplicaStats&) {};
+    callbacks.act = [&](pd::Action action) {
+        const auto* m = std::get_if<pd::ToSupervisor>(&action);
+        const auto* tokens = m ? std::get_if<wire::TokenBatch>(&m->message) : nullptr;
+        if (!tokens) return;
+        for (const auto& item : tokens->items) {
+            if (item.first_index == 8 && begin == 0) begin = steady_now_us(), rows = 0;
+            if (item.finish != wire::Finish::kNone && --left == 0) ended.set_value();
+        }
+    };
+    {
+        auto engine = engine::Engine::start(options, std::make_unique<InstantDevice>(layout, rows), **words, callbacks);
+        for (uint32_t i = 0; i < batch; ++i) {
+            wire::Sequence s;
+            s.ref = {SequenceId{i + 1}, 1};
+            for (uint32_t t = 0; t < 1'000; ++t) s.prompt.push_back(static_cast<TokenId>(t + i * 17));
+            s.sampling.max_tokens = steps;
+            s.sampling.stop_ids = {151'643, 151'645};
+            s.time_left_ms = 600'000;
+            engine->post([s](pd::ReplicaCore& core, TimeMs now) { core.on_supervisor(now, wire::Run{s}); });
+        }
+        ended.get_future().wait();
+    }
+    const double us = static_cast<double>(steady_now_us() - begin) * batch / static_cast<double>(rows);
+    std::printf("batch %3u, blocks of %2u tokens: %6.2f us a step\n", batch, block_tokens, us);
+}
+
+}  // namespace
+}  // namespace baton
+
+int main(int argc, char** argv) {
+    const int steps = argc > 1 ? std::atoi(argv[1]) : 2'000;
+    for (const uint32_t block_tokens : {16u, 64u})
+        for (const uint32_t batch : {1u, 8u, 64u, 256u}) baton::measure(batch, block_tokens, static_cast<uint32_t>(steps));
+}
