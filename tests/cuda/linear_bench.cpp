@@ -1,0 +1,281 @@
+// Times the matrix products of whole models: every candidate with cold weights, chains of a decode step in one graph, the
+// tuning itself, the deterministic form. Run by hand on a GPU: linear_bench [detail file]. Prints one table.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/linear_impl.hpp"
+#include "baton/base/digest.hpp"
+
+namespace baton::backend::cuda {
+namespace {
+
+struct Model {
+    const char* name;
+    uint32_t layers, hidden, qkv, attention, ffn, vocab;
+    bool bias;
+};
+constexpr Model kQwen06 = {"0.6B", 28, 1024, 4096, 2048, 3072, 151936, false};
+constexpr Model kLlama8 = {"8B", 32, 4096, 6144, 4096, 14336, 128256, false};
+constexpr Model kQwen05 = {"0.5B", 24, 896, 1152, 896, 4864, 151936, true};
+constexpr Model kSmol = {"135M", 30, 576, 960, 576, 1536, 49152, false};
+
+[[noreturn]] void die(const std::string& what) {
+    std::printf("FAILED %s\n", what.c_str());
+    std::exit(1);
+}
+void check(cudaError_t e, const char* what) {
+    if (e != cudaSuccess) die(std::string(what) + ": " + cudaGetErrorString(e));
+}
+template <class T>
+T must(Expected<T> value) {
+    if (!value) die(value.error().message);
+    if constexpr (!std::is_void_v<T>) return std::move(*value);
+}
+
+/// Random bf16 of about ±0.03 everywhere, as weights are.
+DeviceBuffer random_bf16(size_t elements) {
+    DeviceBuffer buffer = must(DeviceBuffer::make(elements * 2, "the bench"));
+    std::vector<uint16_t> some(size_t{1} << 20);
+    uint64_t h = 88172645463325252ull;
+    for (uint16_t& v : some) {
+        h ^= h << 13, h ^= h >> 7, h ^= h << 17;
+        v = static_cast<uint16_t>((h & 0x807f) | 0x3c00 | (h >> 20 & 0x80));
+    }
+    for (size_t at = 0; at < elements; at += some.size())
+        check(cudaMemcpy(buffer.data() + at * 2, some.data(), std::min(some.size(), elements - at) * 2, cudaMemcpyHostToDevice), "fill");
+    return buffer;
+}
+
+/// A model's matrices over one shared piece of memory.
+struct Weights {
+    explicit Weights(const Model& model, uint32_t layers_held) : m(model), held(layers_held) {
+        const size_t layer = size_t{m.qkv} * m.hidden + size_t{m.attention} * m.hidden + 3 * size_t{m.ffn} * m.hidden;
+        memory = random_bf16(layer * held + size_t{m.vocab} * m.hidden);
+        bias = random_bf16(m.qkv);
+        norm = must(DeviceBuffer::make(size_t{m.hidden} * 4, "the bench"));
+        const std::vector<float> ones(m.hidden, 1.0f);
+        check(cudaMemcpy(norm.data(), ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "fill");
+    }
+    /// 0 qkv, 1 o, 2 gate_up, 3 down, 4 head.
+    [[nodiscard]] Matrix matrix(int which, uint32_t layer) const {
+        const size_t sizes[4] = {size_t{m.qkv} * m.hidden, size_t{m.attention} * m.hidden, 2 * size_t{m.ffn} * m.hidden, size_t{m.ffn} * m.hidden};
+        const uint32_t n[5] = {m.qkv, m.hidden, 2 * m.ffn, m.hidden, m.vocab};
+        const uint32_t k[5] = {m.hidden, m.attention, m.hidden, m.ffn, m.hidden};
+        constexpr Out outs[5] = {Out::kStore, Out::kAdd, Out::kSwiGlu, Out::kAdd, Out::kF32};
+        size_t at = (sizes[0] + sizes[1] + sizes[2] + sizes[3]) * (which == 4 ? held : layer % held);
+        for (int i = 0; i < which && which < 4; ++i) at += sizes[i];
+        Matrix matrix;
+        matrix.w = memory.as<uint16_t>() + at;
+        matrix.n = n[which];
+        matrix.k = k[which];
+        matrix.out = outs[which];
+        matrix.eps = 1e-6f;
+        if (which == 0 && m.bias) matrix.bias = bias.data();
+        if (which != 1 && which != 3) matrix.norm = norm.as<float>();
+        return matrix;
+    }
+    Model m;
+    uint32_t held;
+    DeviceBuffer memory, bias, norm;
+};
+constexpr const char* kNames[5] = {"qkv", "o", "gate_up", "down", "head"};
+
+LinearOptions options(uint32_t rows_max, bool deterministic = false, const std::string& folder = {}) {
+    LinearOptions o;
+    o.rows_max = rows_max;
+    o.width_max = 28672;
+    o.deterministic = deterministic;
+    o.cache_folder = folder;
+    return o;
+}
+
+float best_of(const std::vector<Choice>& found, Kind kind) {
+    for (const Choice& c : found)
+        if (c.kind == kind) return c.microseconds;
+    return std::numeric_limits<float>::infinity();
+}
+
+void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* detail) {
+    const Weights weights(model, 1);
+    auto linear = must(LinearImpl::make(options(rows.back())));
+    Stream stream = must(make_stream());
+    for (int which = 0; which < 5; ++which) {
+        const Matrix matrix = weights.matrix(which, 0);
+        std::printf("%-4s %-7s %6ux%-5u", model.name, kNames[which], matrix.n, matrix.k);
+        for (const uint32_t m : rows) {
+            if (which == 4 && m > 256) break;
+            const auto found = must(linear->measure_all(matrix, m, stream.get()));
+            const float lt = best_of(found, Kind::kLt);
+            const float own = std::min(best_of(found, Kind::kGemv), best_of(found, Kind::kTile));
+            const double tera = 2e-6 * m * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
+            const double giga = 2e-3 * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
+            const Choice* first_own = nullptr;
+            for (const Choice& c : found)
+                if (c.kind != Kind::kLt && first_own == nullptr) first_own = &c;
+            if (m <= 128)
+                std::printf(" | m%u lt %.2f own %.2f %s %.0fGB/s", m, static_cast<double>(lt), static_cast<double>(own),
+                            first_own != nullptr ? describe(*first_own).c_str() : "-", giga);
+            else
+                std::printf(" | m%u %.1f %.0fTF", m, static_cast<double>(found.front().microseconds), tera);
+            if (detail != nullptr)
+                for (const Choice& c : found)
+                    std::fprintf(detail, "%s %s m %u: %s %.2f us\n", model.name, kNames[which], m, describe(c).c_str(),
+                                 static_cast<double>(c.microseconds));
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+}
+
+/// A decode step's products in one graph; `ways` says how each of the five runs.
+class Chain {
+  public:
+    Chain(const Weights& weights, LinearImpl& linear, uint32_t m, cudaStream_t stream)
+        : weights_(weights), linear_(linear), m_(m), stream_(stream), x_(random_bf16(size_t{m} * weights.m.hidden)),
+          wide_(random_bf16(size_t{m} * std::max(weights.m.qkv, weights.m.ffn))),
+          logits_(must(DeviceBuffer::make(size_t{m} * weights.m.vocab * 4, "the bench"))) {}
+
+    /// Milliseconds a step, back to back; infinity where a kernel refuses.
+    float time(const std::vector<Choice>& ways, bool pdl) {
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+        cudaError_t status = cudaSuccess;
+        for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
+            for (int i = 0; i < 4 && status == cudaSuccess; ++i)
+                status = linear_.run_as({stream_, pdl}, weights_.matrix(i, l), i % 2 == 0 ? x_.data() : wide_.data(), m_,
+                                        i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
+        if (status == cudaSuccess) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
+        const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+        cudaGraphExec_t exec = nullptr;
+        if (status == cudaSuccess) status = ended;
+        if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        const GraphExec owner(exec);
+        if (status != cudaSuccess) return std::numeric_limits<float>::infinity();
+        std::vector<float> times;
+        for (int i = 0; i < 6; ++i) {
+            const auto began = std::chrono::steady_clock::now();
+            constexpr int kSteps = 8;
+            for (int s = 0; s < kSteps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
+            check(cudaStreamSynchronize(stream_), "chain");
+            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / kSteps);
+        }
+        std::sort(times.begin(), times.end());
+        return times[times.size() / 2];
+    }
+
+  private:
+    const Weights& weights_;
+    LinearImpl& linear_;
+    uint32_t m_;
+    cudaStream_t stream_;
+    DeviceBuffer x_, wide_, logits_;
+};
+
+/// Times the step with each product's quickest candidate, then looks whether others do better in the chain.
+void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows, std::FILE* detail) {
+    const Weights weights(model, held);
+    auto linear = must(LinearImpl::make(options(256)));
+    Stream stream = must(make_stream());
+    for (const uint32_t m : rows) {
+        Chain chain(weights, *linear, m, stream.get());
+        std::vector<std::vector<Choice>> found;
+        std::vector<Choice> ways;
+        std::vector<Choice> library;
+        for (int i = 0; i < 5; ++i) {
+            found.push_back(must(linear->measure_all(weights.matrix(i, 0), m, stream.get())));
+            ways.push_back(found.back().front());
+            library.push_back(ways.back());
+            for (const Choice& c : found.back())
+                if (c.kind == Kind::kLt) {
+                    library.back() = c;
+                    break;
+                }
+        }
+        const float lt = chain.time(library, true);
+        float best = chain.time(ways, true);
+        const float plain = chain.time(ways, false);
+        std::printf("%s chain m %u: cublaslt %.3f ms, tuned %.3f, without overlap %.3f", model.name, m, static_cast<double>(lt),
+                    static_cast<double>(best), static_cast<double>(plain));
+        for (int i = 0; i < 5; ++i) {
+            const auto at = static_cast<size_t>(i);
+            for (size_t j = 1; j < std::min<size_t>(found[at].size(), 12); ++j) {
+                if (found[at][j].microseconds > 2.0f * found[at][0].microseconds) break;
+                auto other = ways;
+                other[at] = found[at][j];
+                const float ms = chain.time(other, true);
+                if (detail != nullptr)
+                    std::fprintf(detail, "%s chain m %u %s: %s alone %.2f us, chain %.4f ms\n", model.name, m, kNames[i],
+                                 describe(found[at][j]).c_str(), static_cast<double>(found[at][j].microseconds), static_cast<double>(ms));
+                if (ms < best) best = ms, ways = other;
+            }
+        }
+        std::printf(", best in chain %.3f:", static_cast<double>(best));
+        for (const Choice& c : ways) std::printf(" [%s %.2f]", describe(c).c_str(), static_cast<double>(c.microseconds));
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+}
+
+void tuning(const Model& model) {
+    const std::string folder = std::filesystem::temp_directory_path() / ("linear-bench-" + random_hex(6));
+    const Weights weights(model, 1);
+    Stream stream = must(make_stream());
+    for (const char* what : {"nothing cached", "cached"}) {
+        const auto began = std::chrono::steady_clock::now();
+        auto linear = must(LinearImpl::make(options(2048, false, folder)));
+        auto head = must(LinearImpl::make(options(256, false, folder)));
+        for (int i = 0; i < 4; ++i) must(linear->tune(weights.matrix(i, 0), stream.get()));
+        must(head->tune(weights.matrix(4, 0), stream.get()));
+        std::printf("%s tuning, %s: %.0f ms, %u measurements\n", model.name, what,
+                    std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count(),
+                    linear->measured() + head->measured());
+    }
+    std::filesystem::remove_all(folder);
+}
+
+void deterministic(const Model& model) {
+    const Weights weights(model, 1);
+    auto linear = must(LinearImpl::make(options(4096, true)));
+    Stream stream = must(make_stream());
+    for (int i = 0; i < 4; ++i) {
+        const Matrix matrix = weights.matrix(i, 0);
+        std::printf("%s deterministic %-7s", model.name, kNames[i]);
+        for (const uint32_t m : {1u, 8u, 64u, 256u, 1024u, 4096u}) {
+            const auto found = must(linear->measure_all(matrix, m, stream.get()));
+            std::printf(" | m%u %.1f us %s %.0fTF", m, static_cast<double>(found.front().microseconds), describe(found.front()).c_str(),
+                        2e-6 * m * matrix.n * matrix.k / static_cast<double>(found.front().microseconds));
+        }
+        std::printf("\n");
+    }
+}
+
+}  // namespace
+}  // namespace baton::backend::cuda
+
+int main(int argc, char** argv) {
+    using namespace baton::backend::cuda;
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        std::printf("no GPU here\n");
+        return 0;
+    }
+    std::FILE* detail = argc > 1 ? std::fopen(argv[1], "w") : nullptr;
+    tuning(kQwen06);
+    tuning(kLlama8);
+    chains(kQwen06, 28, {1, 2, 4, 8, 16, 64}, detail);
+    const std::vector<uint32_t> rows = {1, 4, 8, 16, 64, 128, 256, 1024, 4096};
+    table(kQwen06, rows, detail);
+    table(kLlama8, rows, detail);
+    deterministic(kQwen06);
+    deterministic(kLlama8);
+    table(kQwen05, {1, 8, 64, 256, 4096}, detail);
+    table(kSmol, {1, 8, 64, 256, 4096}, detail);
+    if (detail != nullptr) std::fclose(detail);
+    return 0;
+}
