@@ -352,7 +352,7 @@ TEST(CudaBackend, SaysWhatDoesNotFit) {
         return made ? std::string() : made.error().message;
     };
     EXPECT_NE(error([](CudaOptions& o) { o.device = 99; }).find("there is no GPU 99; there is: 0 "), std::string::npos);
-    EXPECT_NE(error([](CudaOptions& o) { o.blocks = 2'000'000; }).find("too little memory for the KV pool"), std::string::npos);
+    EXPECT_NE(error([](CudaOptions& o) { o.blocks = 60'000'000; }).find("too little memory for the KV pool"), std::string::npos);
     EXPECT_NE(error([](CudaOptions& o) { o.memory_bytes = 1000; }).find("the weights need"), std::string::npos);
     EXPECT_NE(error([](CudaOptions& o) { o.block_tokens = 48; }).find("block_tokens"), std::string::npos);
 }

@@ -1,6 +1,7 @@
 #include "backend/cuda/step_input.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 namespace baton::backend::cuda {
@@ -89,19 +90,23 @@ Expected<void> StepInput::check_slice(const Slice& s, size_t index, uint64_t row
     if (s.tokens == 0 || rows_before + s.tokens > limits_.tokens_max) return invalid(where() + " has no tokens or too many");
     if (end > limits_.positions_max) return invalid(where() + " goes beyond the context of the model");
     if (s.blocks.size() < blocks_of(static_cast<uint32_t>(end), limits_.block_tokens)) return invalid(where() + " has too few blocks");
-    for (const BlockId block : s.blocks.first(blocks_of(static_cast<uint32_t>(end), limits_.block_tokens)))
-        if (block >= limits_.blocks) return invalid(where() + " names a block outside the pool");
+    BlockId last = 0;
+    for (const BlockId block : s.blocks.first(blocks_of(static_cast<uint32_t>(end), limits_.block_tokens))) last = std::max(last, block);
+    if (last >= limits_.blocks) return invalid(where() + " names a block outside the pool");
     if (s.state >= limits_.slices_max) return invalid(where() + " names a state row that is not there");
     if (s.logits && s.sequence == nullptr) return invalid(where() + " wants logits but names no sequence");
     if (s.pending > 1 || (s.pending == 1 && s.tokens != 1)) return invalid(where() + " waits for more than its one token");
     return {};
 }
 
-/// A block that one slice writes in this step may be neither written nor read by another; no two slices share a state row.
+/// A block that one slice writes in this step may be neither written nor read by another (the latter is looked at where
+/// prompts are computed, when whole blocks change); no two slices share a state row.
 Expected<void> StepInput::check_writers(const Batch& batch) {
     ++step_;
     const uint32_t bt = limits_.block_tokens;
+    bool prompts = false;
     for (const Slice& s : batch.slices) {
+        prompts = prompts || s.tokens > 1;
         if (states_[s.state] == step_) return invalid("two slices use one state row");
         states_[s.state] = step_;
         for (uint32_t b = s.position / bt; b <= (s.position + s.tokens - 1) / bt; ++b) {
@@ -109,6 +114,7 @@ Expected<void> StepInput::check_writers(const Batch& batch) {
             written_[s.blocks[b]] = step_;
         }
     }
+    if (!prompts) return {};
     for (const Slice& s : batch.slices)
         for (uint32_t b = 0; b < s.position / bt; ++b)
             if (written_[s.blocks[b]] == step_) return invalid("a slice reads a block that one writes");
@@ -162,6 +168,7 @@ void StepInput::patch_table(uint32_t buffer, uint32_t row, const Slice& slice) {
     const uint32_t used = blocks_of(slice.position + slice.tokens, limits_.block_tokens);
     const size_t first = size_t{row} * stride_;
     int32_t* mirror = mirror_[buffer].data() + first;
+    if (std::memcmp(mirror, slice.blocks.data(), used * sizeof(int32_t)) == 0) return;
     int2* out = patches(buffer);
     for (uint32_t i = 0; i < used; ++i) {
         const auto block = static_cast<int32_t>(slice.blocks[i]);
