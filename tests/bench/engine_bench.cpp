@@ -3,6 +3,7 @@
 //   engine_bench [steps]
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <future>
 
 #include "baton/engine/engine.hpp"
@@ -45,6 +46,13 @@ class InstantDevice final : public backend::DeviceBackend {
     uint32_t submitted_ = 0, collected_ = 0;
 };
 
+/// Processor time of the calling thread: other programs on the machine do not count.
+double thread_us() {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) / 1e3;
+}
+
 /// Microseconds of a decode step with `batch` sequences of 1,000 tokens each.
 void measure(uint32_t batch, uint32_t block_tokens, uint32_t steps) {
     kv::PoolLayout layout;
@@ -65,9 +73,10 @@ void measure(uint32_t batch, uint32_t block_tokens, uint32_t steps) {
     options.core.max_running = batch;
     options.core.step_tokens = 2'048;
     std::promise<void> ended;
-    uint64_t rows = 0;
+    uint64_t rows = 0, counted = 0;
     uint32_t left = batch;
-    int64_t begin = 0;
+    uint32_t begun = 0;
+    double begin = 0, end = 0;
     engine::Engine::Callbacks callbacks;
     callbacks.stats = [](const wire::ReplicaStats&) {};
     callbacks.act = [&](pd::Action action) {
@@ -75,9 +84,12 @@ void measure(uint32_t batch, uint32_t block_tokens, uint32_t steps) {
         const auto* tokens = m ? std::get_if<wire::TokenBatch>(&m->message) : nullptr;
         if (!tokens) return;
         for (const auto& item : tokens->items) {
-            if (item.first_index == 8 && begin == 0) begin = steady_now_us(), rows = 0;
-            if (item.finish != wire::Finish::kNone && --left == 0) ended.set_value();
+            if (item.first_index == 8 && ++begun == batch) begin = thread_us(), rows = 0;  // prompts are done
+            if (item.finish == wire::Finish::kNone) continue;
+            if (left == batch) end = thread_us();
+            if (--left == 0) ended.set_value();
         }
+        if (left == batch) counted = rows;
     };
     {
         auto engine = engine::Engine::start(options, std::make_unique<InstantDevice>(layout, rows), **words, callbacks);
@@ -92,7 +104,7 @@ void measure(uint32_t batch, uint32_t block_tokens, uint32_t steps) {
         }
         ended.get_future().wait();
     }
-    const double us = static_cast<double>(steady_now_us() - begin) * batch / static_cast<double>(rows);
+    const double us = (end - begin) * batch / static_cast<double>(counted);
     std::printf("batch %3u, blocks of %2u tokens: %6.2f us a step\n", batch, block_tokens, us);
 }
 
