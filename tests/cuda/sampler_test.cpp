@@ -296,7 +296,7 @@ TEST_P(SamplerOracle, EqualsTheCpu) {
     size_t near = 0, compared = 0;
     uint64_t next_id = 1;
     for (size_t round = 0; round < rounds(vocab > 100'000 ? 24 : 64); ++round) {
-        rig.sampler->tune(round % 4 == 3 ? 1 + static_cast<uint32_t>(rng() % 40) : 0, 1 + static_cast<uint32_t>(round % 3));
+        rig.sampler->limit_list(round % 4 == 3 ? 1 + static_cast<uint32_t>(rng() % 40) : 0);
         const uint32_t rows = 1 + static_cast<uint32_t>(rng() % kRows);
         std::vector<std::vector<float>> logits;
         std::vector<wire::Sequence> sequences;
@@ -332,10 +332,10 @@ TEST(Sampler, LongWayGivesTheSameTokens) {
             logits.push_back(make_logits(rng, kVocab, static_cast<Kind>(rng() % 5)));
             sequences.push_back(make_sequence(rng, kVocab, random_settings(rng, kVocab, false), i + 1));
         }
-        rig.sampler->tune(0, 1);
+        rig.sampler->limit_list(0);
         const auto fast = rig.sample(logits, requests_for(sequences));
         for (const uint32_t list_max : {1u, 60u}) {
-            rig.sampler->tune(list_max, 2);
+            rig.sampler->limit_list(list_max);
             const auto slow = rig.sample(logits, requests_for(sequences));
             for (uint32_t i = 0; i < kRows; ++i)
                 ASSERT_EQ(fast[i].id, slow[i].id) << "round " << round << " row " << i << " list " << list_max << " top_k "
@@ -400,7 +400,6 @@ TEST(Sampler, RowsDoNotDependOnTheBatch) {
         }
         const auto all = rig.sample(logits, requests_for(sequences));
         for (uint32_t i = 0; i < kRows; i += static_cast<uint32_t>(kRows / rounds(32) + 1)) {
-            rig.sampler->tune(0, 1 + i % 3);
             wire::Sequence again = sequences[i];
             again.ref.attempt = 1;  // another life in the same row: counts are rebuilt
             const auto alone = rig.sample({logits[i]}, {{&again, i, 0}}, 1);

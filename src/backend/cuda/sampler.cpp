@@ -54,9 +54,8 @@ class DeviceSampler final : public Sampler {
     void take(uint32_t buffer, std::vector<wire::Token>& tokens) override;
     [[nodiscard]] const int32_t* last() const override { return last_.as<int32_t>(); }
     [[nodiscard]] size_t bytes() const override;
-    void tune(uint32_t list_max, uint32_t scan_per_warp) override {
+    void limit_list(uint32_t list_max) override {
         args_.list_max = list_max == 0 ? sampling::kList : std::min(list_max, sampling::kList);
-        args_.scan_per_warp = std::max(scan_per_warp, 1u);
     }
 
   private:
@@ -113,7 +112,7 @@ Expected<void> DeviceSampler::allot() {
     args_.vocab = vocab_;
     args_.chunks = stride_ / sampling::kChunk;
     args_.count_stride = stride_;
-    tune(0, 1);
+    limit_list(0);
     const size_t upload = sampling::kRowsAt + rows_max_ * (sizeof(Row) + sampling::kEditsMax * sizeof(Edit));
     const size_t states = counted_.size();
     BATON_TRY_ASSIGN(work_, DeviceBuffer::make(carve(args_, nullptr, rows_max_), "sampling"));

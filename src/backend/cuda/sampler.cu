@@ -7,7 +7,9 @@
 namespace baton::backend::cuda::sampling {
 namespace {
 
-constexpr uint32_t kCtasWanted = 264;  // two a multiprocessor of the largest GPUs; nothing depends on it but speed
+// CTAs of all rows together: a few a multiprocessor of the largest GPUs. Nothing but speed depends on them.
+constexpr uint32_t kWeighCtas = 396;
+constexpr uint32_t kChooseCtas = 132;
 
 __global__ void count_kernel(uint16_t* counts, const int32_t* last, uint32_t vocab) {
     const uint32_t id = static_cast<uint32_t>(*last);
@@ -28,24 +30,20 @@ cudaError_t launch_kernel(const Launch& launch, void (*kernel)(P...), dim3 grid,
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-/// CTAs a row so that all rows together fill the GPU, when a CTA takes at least `chunks_each` chunks.
-uint32_t ctas_a_row(uint32_t chunks, uint32_t chunks_each, uint32_t rows) {
-    const uint32_t most = (chunks + chunks_each - 1) / chunks_each;
-    return std::clamp((kCtasWanted + rows - 1) / rows, 1u, most);
+/// CTAs a row so that all rows together have about `wanted`, when a CTA takes at least `chunks_each` chunks.
+uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint32_t rows) {
+    return std::clamp((wanted + rows - 1) / rows, 1u, (chunks + chunks_each - 1) / chunks_each);
 }
 
 }  // namespace
 
 cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows) {
     if (rows == 0) return cudaSuccess;
-    const uint32_t per_warp = args.scan_per_warp;
-    const uint32_t chunks_each = kScanWarps * per_warp;
-    cudaError_t status = launch_kernel(launch, scan_kernel, dim3((args.chunks + chunks_each - 1) / chunks_each, rows), kScanThreads,
-                                       args, per_warp);
+    cudaError_t status = launch_kernel(launch, scan_kernel, dim3((args.chunks + kScanWarps - 1) / kScanWarps, rows), kScanThreads, args);
     if (status != cudaSuccess) return status;
-    status = launch_kernel(launch, weigh_kernel, dim3(ctas_a_row(args.chunks, kScanWarps, rows), rows), kWeighThreads, args);
+    status = launch_kernel(launch, weigh_kernel, dim3(ctas_a_row(kWeighCtas, args.chunks, kScanWarps, rows), rows), kWeighThreads, args);
     if (status != cudaSuccess) return status;
-    return launch_kernel(launch, choose_kernel, dim3(ctas_a_row(args.chunks, kChooseThreads / 32, rows), rows), kChooseThreads, args);
+    return launch_kernel(launch, choose_kernel, dim3(ctas_a_row(kChooseCtas, args.chunks, kChooseThreads / 32, rows), rows), kChooseThreads, args);
 }
 
 cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last, uint32_t vocab) {

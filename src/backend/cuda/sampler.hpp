@@ -49,9 +49,9 @@ class Sampler {
     [[nodiscard]] virtual const int32_t* last() const = 0;
     /// Bytes of device memory it holds.
     [[nodiscard]] virtual size_t bytes() const = 0;
-    /// For tests and measurements: at most how many candidates are put in order one by one (0: as built; lower sends more
-    /// rows the long way, with the same tokens), and how many chunks of 1,024 logits a warp of the first kernel looks at.
-    virtual void tune(uint32_t list_max, uint32_t scan_per_warp) = 0;
+    /// For tests: at most how many candidates are put in order one by one (0: as built). Lower sends more rows the long way,
+    /// with the same tokens.
+    virtual void limit_list(uint32_t list_max) = 0;
 };
 
 }  // namespace baton::backend::cuda

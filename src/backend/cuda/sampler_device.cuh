@@ -82,57 +82,82 @@ __device__ __forceinline__ uint32_t id_of(uint32_t chunk, uint32_t lane, int i) 
     return chunk * kChunk + static_cast<uint32_t>(i >> 2) * 128 + lane * 4 + static_cast<uint32_t>(i & 3);
 }
 
+/// A load that may hit the multiprocessor's own cache, or only the one that all share: for what other blocks of this kernel
+/// may have written.
+enum class Via { kOwnCache, kSharedCache };
+template <Via kVia, class T>
+__device__ __forceinline__ T load(const T* from) {
+    if constexpr (kVia == Via::kSharedCache) return __ldcg(from);
+    return *from;
+}
+
 /// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary.
+template <Via kVia>
 __device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, uint32_t chunk, uint32_t lane,
                                            float (&v)[kPerLane]) {
+    const float* from = logits + chunk * kChunk + lane * 4;
     if ((chunk + 1) * kChunk <= vocab && (reinterpret_cast<uintptr_t>(logits) & 15) == 0) {
-        const float4* from = reinterpret_cast<const float4*>(logits + chunk * kChunk) + lane;
 #pragma unroll
         for (int j = 0; j < kPerLane / 4; ++j) {
-            const float4 q = __ldcg(from + j * 32);
+            const float4 q = load<kVia>(reinterpret_cast<const float4*>(from + j * 128));
             v[j * 4] = q.x;
             v[j * 4 + 1] = q.y;
             v[j * 4 + 2] = q.z;
             v[j * 4 + 3] = q.w;
         }
     } else {
+        const int left = static_cast<int>(vocab - chunk * kChunk) - static_cast<int>(lane * 4);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
-            const uint32_t id = id_of(chunk, lane, i);
-            v[i] = id < vocab ? __ldcg(logits + id) : minus_infinity();
+            const int at = (i >> 2) * 128 + (i & 3);
+            v[i] = at < left ? load<kVia>(from + at) : minus_infinity();
         }
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) v[i] = without_nan(v[i]);
 }
 
-/// The row of counts where the row has penalties, else null.
+/// The row of counts of a row with penalties.
 __device__ __forceinline__ const uint16_t* counts_of(const Args& a, const Row& row) {
-    return row.penalties != 0 ? a.counts + static_cast<size_t>(row.state) * a.count_stride : nullptr;
+    return a.counts + static_cast<size_t>(row.state) * a.count_stride;
 }
 
-/// load_chunk with penalties.
-__device__ __forceinline__ void load_adjusted(const Args& a, const Row& row, const float* logits, uint32_t chunk, uint32_t lane,
-                                              float (&v)[kPerLane]) {
-    load_chunk(logits, a.vocab, chunk, lane, v);
-    const uint16_t* counts = counts_of(a, row);
-    if (counts == nullptr) return;
-    const ushort4* from = reinterpret_cast<const ushort4*>(counts + chunk * kChunk) + lane;
+/// Applies penalties to a lane's part of a chunk. Few ids have a count, so they are visited one by one: code that does all
+/// 32 in a row is slower to fetch than to run.
+__device__ __forceinline__ void penalise_chunk(const Args& a, const Row& row, uint32_t chunk, uint32_t lane, float (&v)[kPerLane]) {
+    const uint16_t* counts = counts_of(a, row) + chunk * kChunk;
+    uint32_t counted = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane / 4; ++j) {
-        const ushort4 c = __ldcg(from + j * 32);
-        v[j * 4] = penalise(v[j * 4], c.x, row);
-        v[j * 4 + 1] = penalise(v[j * 4 + 1], c.y, row);
-        v[j * 4 + 2] = penalise(v[j * 4 + 2], c.z, row);
-        v[j * 4 + 3] = penalise(v[j * 4 + 3], c.w, row);
+        const ushort4 c = *reinterpret_cast<const ushort4*>(counts + j * 128 + lane * 4);
+        counted |= (c.x != 0 ? 1u : 0u) << (j * 4) | (c.y != 0 ? 2u : 0u) << (j * 4) | (c.z != 0 ? 4u : 0u) << (j * 4) |
+                   (c.w != 0 ? 8u : 0u) << (j * 4);
+    }
+#pragma unroll 1
+    for (; counted != 0; counted &= counted - 1) {
+        const int at = __ffs(static_cast<int>(counted)) - 1;
+        float one = v[0];
+#pragma unroll
+        for (int i = 1; i < kPerLane; ++i) one = i == at ? v[i] : one;
+        one = penalise(one, counts[(at >> 2) * 128 + static_cast<int>(lane) * 4 + (at & 3)], row);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) v[i] = i == at ? one : v[i];
     }
 }
 
 /// The adjusted logit of one id.
-__device__ __forceinline__ float load_one(const Args& a, const Row& row, const float* logits, uint32_t id) {
-    const float v = without_nan(__ldcg(logits + id));
-    const uint16_t* counts = counts_of(a, row);
-    return counts != nullptr ? penalise(v, __ldcg(counts + id), row) : v;
+template <Via kVia>
+__device__ __forceinline__ float load_one(const Args& a, const Row& row, bool penalties, const float* logits, uint32_t id) {
+    const float v = without_nan(load<kVia>(logits + id));
+    return penalties ? penalise(v, counts_of(a, row)[id], row) : v;
+}
+
+/// The lane's logits of a chunk within reach of the largest, as bits.
+__device__ __forceinline__ uint32_t within_reach(const float (&v)[kPerLane], float max, float scale, float reach) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) bits |= (distance(v[i], max, scale) <= reach ? 1u : 0u) << i;
+    return bits;
 }
 
 /// The key of a chunk's best; every lane gets it.
@@ -177,32 +202,29 @@ __device__ __forceinline__ T warp_inclusive(T v, uint32_t lane) {
 }
 
 /// Exclusive prefix sum over a block of up to 1024 threads, in the threads' order. `total` gets the sum. All threads call.
-template <class T>
-__device__ T block_exclusive(T v, T& total) {
-    __shared__ T part[33];
+/// Not inline, as the code of these kernels must stay small: their data is, and fetching code is most of their time.
+struct Prefix {
+    uint64_t before, total;
+};
+__device__ __noinline__ Prefix block_exclusive(uint64_t v) {
+    __shared__ uint64_t part[33];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    const T within = warp_inclusive(v, lane);
+    const uint64_t within = warp_inclusive(v, lane);
     __syncthreads();  // whoever still reads `part` of the last call
     if (lane == 31) part[warp] = within;
     __syncthreads();
     if (warp == 0) {
-        const T mine = lane < warps ? part[lane] : T{};
-        const T up_to = warp_inclusive(mine, lane);
+        const uint64_t mine = lane < warps ? part[lane] : 0;
+        const uint64_t up_to = warp_inclusive(mine, lane);
         part[lane] = up_to - mine;
         if (lane == 31) part[32] = up_to;
     }
     __syncthreads();
-    total = part[32];
-    return part[warp] + within - v;
+    return {part[warp] + within - v, part[32]};
 }
-template <class T>
-__device__ T block_sum(T v) {
-    T total;
-    static_cast<void>(block_exclusive(v, total));
-    return total;
-}
+__device__ __forceinline__ uint64_t block_sum(uint64_t v) { return block_exclusive(v).total; }
 /// Largest over the block. All threads call; all get it.
-__device__ inline uint64_t block_max(uint64_t v) {
+__device__ __noinline__ uint64_t block_max(uint64_t v) {
     __shared__ uint64_t part[33];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     const auto warp_max = [](uint64_t x) {
@@ -225,6 +247,19 @@ __device__ inline uint64_t block_max(uint64_t v) {
     return part[32];
 }
 
+/// Sum over the block, in one order. All threads call; all get it.
+__device__ inline double block_sum_double(double v) {
+    __shared__ double part[33];
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(kAll, v, o);
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
+    __syncthreads();
+    v = 0;
+    for (uint32_t warp = 0; warp < blockDim.x >> 5; ++warp) v += part[warp];
+    return v;
+}
+
 /// True in every thread of the last of the grid's x blocks that calls it for this row; what the others wrote is visible then.
 __device__ inline bool is_last_block(uint32_t* ticket) {
     __shared__ bool last;
@@ -242,9 +277,10 @@ __device__ inline bool is_last_block(uint32_t* ticket) {
 }
 
 /// u in [0, 1) of Philox 4x32-10 keyed by seed and position: sched::uniform.
-__device__ inline double uniform(uint64_t seed, uint64_t position) {
+__device__ __noinline__ double uniform(uint64_t seed, uint64_t position) {
     uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll 1
     for (int round = 0; round < 10; ++round) {
         const uint32_t hi0 = __umulhi(0xD2511F53u, c0), lo0 = 0xD2511F53u * c0;
         const uint32_t hi1 = __umulhi(0xCD9E8D57u, c2), lo1 = 0xCD9E8D57u * c2;
@@ -257,9 +293,11 @@ __device__ inline double uniform(uint64_t seed, uint64_t position) {
     }
     return static_cast<double>((static_cast<uint64_t>(c0) << 21) | (c1 >> 11)) * 0x1.0p-53;
 }
-/// The unit of `total` that the row's draw hits: below total.
-__device__ inline uint64_t draw_unit(const Row& row, uint64_t total) {
-    const uint64_t unit = __double2ull_rd(uniform(row.seed, row.position) * __ull2double_rn(total));
+/// The row's number in [0, 1).
+__device__ __forceinline__ double uniform_of(const Row& row) { return uniform(row.seed, row.position); }
+/// The unit of `total` that the number `u` hits: below total.
+__device__ __forceinline__ uint64_t draw_unit(double u, uint64_t total) {
+    const uint64_t unit = __double2ull_rd(u * __ull2double_rn(total));
     return unit < total ? unit : total - 1;
 }
 /// The weight top-p wants of `kept`, at least the first candidate's.
@@ -269,7 +307,7 @@ __device__ inline uint64_t top_p_units(const Row& row, uint64_t kept) {
 }
 
 /// Hands the row's token over. All threads of one block call, after every reader of the row's counts.
-__device__ inline void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
+__device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
     __shared__ float raw;
     if (threadIdx.x == 0) {
         a.heads[at].id = static_cast<int32_t>(id);

@@ -32,12 +32,13 @@ struct Histogram {
         if (mask == 0) return;
         const uint32_t leader = static_cast<uint32_t>(__ffs(static_cast<int>(mask))) - 1;
         const uint32_t first = __shfl_sync(kAll, bin, static_cast<int>(leader));
+        uint32_t n = 1;
         if (__popc(mask) > 4 && __all_sync(kAll, !in || bin == first)) {  // equal logits, mostly
-            const uint64_t sum = warp_sum(in ? mass : 0);
-            if (lane == leader) add(bin, static_cast<uint32_t>(__popc(mask)), sum);
-        } else if (in) {
-            add(bin, 1, mass);
+            mass = warp_sum(in ? mass : 0);
+            n = static_cast<uint32_t>(__popc(mask));
+            in = lane == leader;
         }
+        if (in) add(bin, n, mass);
     }
     __device__ uint64_t mass(uint32_t bin) const { return (static_cast<uint64_t>(high[bin]) << 32) | low[bin]; }
 };
@@ -84,7 +85,7 @@ __device__ inline Found find_rank(const Bins& bins, uint32_t rank, uint64_t tota
 struct FoundPair {
     Found low, high;
 };
-__device__ inline FoundPair find_mass(const Bins& bins, uint64_t low, uint64_t high, uint64_t total) {
+__device__ __noinline__ FoundPair find_mass(const Bins& bins, uint64_t low, uint64_t high, uint64_t total) {
     __shared__ Found found[2];
     __syncthreads();
     if (threadIdx.x < 2) found[threadIdx.x] = {kBins, total, total};
@@ -147,7 +148,8 @@ struct Ranges {
 
 /// Which bins top-k, top-p, min-p and the draw can fall into. Each bound of what is kept is known up to one bin's weight,
 /// so later ones are searched for from both ends.
-__device__ inline Ranges wanted_bins(const Row& row, const RowState& state, const Bins& bins, uint64_t total, uint64_t& mass_max) {
+__device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& state, const Bins& bins, uint64_t total,
+                                              uint64_t& mass_max) {
     Ranges ranges;
     mass_max = total;
     uint64_t kept_low = state.all, kept_high = state.all, low = total, high = total;
@@ -180,7 +182,8 @@ __device__ inline Ranges wanted_bins(const Row& row, const RowState& state, cons
         }
     }
     const uint64_t one = uint64_t{1} << 42;  // the first candidate always stays
-    const FoundPair d = find_mass(bins, draw_unit(row, max(low, one)) + 1, draw_unit(row, max(high, one)) + 1, total);
+    const double u = uniform_of(row);
+    const FoundPair d = find_mass(bins, draw_unit(u, max(low, one)) + 1, draw_unit(u, max(high, one)) + 1, total);
     ranges.add(d.low.bin, d.high.bin);
     return ranges;
 }
@@ -195,14 +198,19 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
     uint32_t count = 0;
     uint64_t mass = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < kBinsEach; ++i) {
-        bins.count[i] = count += __ldcg(counts + i);
-        bins.mass[i] = mass += __ldcg(masses + i);
+    for (uint32_t i = 0; i < kBinsEach; i += 2) {
+        const uint2 n = __ldcg(reinterpret_cast<const uint2*>(counts + i));
+        const ulonglong2 m = __ldcg(reinterpret_cast<const ulonglong2*>(masses + i));
+        bins.count[i] = count += n.x;
+        bins.count[i + 1] = count += n.y;
+        bins.mass[i] = mass += m.x;
+        bins.mass[i + 1] = mass += m.y;
     }
-    uint32_t count_total = 0;
-    uint64_t mass_total = 0;
-    bins.count_before = block_exclusive(count, count_total);
-    bins.mass_before = block_exclusive(mass, mass_total);
+    const Prefix counted = block_exclusive(count), weighed = block_exclusive(mass);
+    const uint32_t count_total = static_cast<uint32_t>(counted.total);
+    const uint64_t mass_total = weighed.total;
+    bins.count_before = static_cast<uint32_t>(counted.before);
+    bins.mass_before = weighed.before;
 #pragma unroll
     for (uint32_t i = 0; i < kBinsEach; ++i) {
         bins.count[i] += bins.count_before;
@@ -222,7 +230,7 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
         last = bin;
     }
     mask[threadIdx.x] = static_cast<uint8_t>(bits);
-    listed = block_sum(listed);
+    listed = static_cast<uint32_t>(block_sum(listed));
     last = static_cast<uint32_t>(block_max(last));
     if (threadIdx.x < kBins / 32) {
         uint32_t word = 0;
@@ -239,52 +247,54 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
 
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
 /// get their histogram.
-__global__ void __launch_bounds__(kWeighThreads, 4) weigh_kernel(const Args a) {
+__global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
     static_assert(kBinsEach == 8);
     __shared__ Histogram histogram;
     launch_dependents();
     wait_for_earlier();
-    const uint32_t at = blockIdx.y;
-    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) return;
+    const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     RowState& state = a.states[at];
     const Todo todo = state.todo;
     if (todo != Todo::kSums && todo != Todo::kHistogram) return;
-    const Row row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const size_t partial = static_cast<size_t>(at) * a.chunks;
-    const uint32_t lane = threadIdx.x & 31;
-    const float top = state.max, reach = state.reach, bins_per = state.bins_per;
-    if (todo == Todo::kHistogram) histogram.clear();
+    const float top = state.max, reach = state.reach, bins_per = state.bins_per, scale = state.scale, min_p = state.min_p;
+    const bool penalties = state.penalties != 0, bins = todo == Todo::kHistogram;
+    if (bins) histogram.clear();
     __syncthreads();
+#pragma unroll 1
     for (uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kScanWarps) {
-        const float nearest = distance(key_value(a.keys[partial + chunk]), top, row.scale);
-        float v[kPerLane];
-        if (todo == Todo::kSums) {
-            uint64_t sum = 0;
-            if (nearest <= kReachMax && weight_at(nearest) >= 0.999f * row.min_p) {
-                load_adjusted(a, row, logits, chunk, lane, v);
-#pragma unroll
-                for (int i = 0; i < kPerLane; ++i) {
-                    const float y = distance(v[i], top, row.scale);
-                    const float weight = weight_at(y);
-                    if (y <= kReachMax && weight >= row.min_p) sum += units(weight);
-                }
-                sum = warp_sum(sum);
+        uint64_t sum = 0;
+        if (distance(key_value(a.keys[partial + chunk]), top, scale) <= reach) {
+            uint32_t bits = 0;
+            {
+                float v[kPerLane];
+                load_chunk<Via::kOwnCache>(logits, a.vocab, chunk, lane, v);
+                if (penalties) penalise_chunk(a, row, chunk, lane, v);
+                bits = within_reach(v, top, scale, reach);
             }
-            if (lane == 0) a.masses[partial + chunk] = sum;
-            continue;
+            // Those within reach are loaded again, one by one: mostly they are few.
+#pragma unroll 1
+            for (uint32_t any = __reduce_or_sync(kAll, bits); any != 0; any &= any - 1) {
+                const int i = __ffs(static_cast<int>(any)) - 1;
+                const bool in = (bits >> i & 1u) != 0;
+                const float v = in ? load_one<Via::kOwnCache>(a, row, penalties, logits, id_of(chunk, lane, i)) : top;
+                const float y = distance(v, top, scale), weight = weight_at(y);
+                const uint64_t mass = in ? units(weight) : 0;
+                if (bins)
+                    histogram.add_warp(in, bin_of(y, bins_per), mass, lane);
+                else
+                    sum += weight >= min_p ? mass : 0;
+            }
         }
-        if (!(nearest <= reach)) continue;
-        load_adjusted(a, row, logits, chunk, lane, v);
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-            const float y = distance(v[i], top, row.scale);
-            const bool in = y <= reach;
-            histogram.add_warp(in, in ? bin_of(y, bins_per) : 0, in ? units_at(y) : 0, lane);
-        }
+        if (bins) continue;
+        sum = warp_sum(sum);
+        if (lane == 0) a.masses[partial + chunk] = sum;
     }
     __syncthreads();
-    if (todo == Todo::kHistogram)
+    if (bins)
+#pragma unroll 1
         for (uint32_t b = threadIdx.x; b < kBins; b += kWeighThreads)
             if (histogram.count[b] != 0) {
                 atomicAdd(a.bin_counts + static_cast<size_t>(at) * kBins + b, histogram.count[b]);
@@ -292,9 +302,17 @@ __global__ void __launch_bounds__(kWeighThreads, 4) weigh_kernel(const Args a) {
                           static_cast<unsigned long long>(histogram.mass(b)));
             }
     if (!is_last_block(&state.tickets[1])) return;
-    if (todo == Todo::kHistogram) return end_bins(a, row, at);
-    const Hit hit = draw_chunk(a, row, [&](uint32_t c) { return __ldcg(a.masses + partial + c); });
-    finish_row(a, row, at, draw_in_chunk(a, row, logits, hit, top, row.min_p, a.keys[partial + hit.chunk]));
+    if (bins) return end_bins(a, row, at);
+    Chunks chunks;
+    chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;
+    chunks.first = threadIdx.x * chunks.per;
+#pragma unroll
+    for (uint32_t i = 0; i < Chunks::kMost; ++i) {
+        const bool mine = i < chunks.per && chunks.first + i < a.chunks;
+        chunks.mass[i] = mine ? __ldcg(a.masses + partial + chunks.first + i) : 0;
+        chunks.key[i] = mine ? a.keys[partial + chunks.first + i] : 0;
+    }
+    finish_row(a, row, at, draw_in_chunk(a, row, logits, draw_chunk(chunks, uniform_of(row)), top, min_p));
 }
 
 /// Sorts the first `n` of kList keys, largest first; n is a power of two of at least 2.
@@ -350,10 +368,8 @@ __device__ inline uint32_t choose_listed(const Args& a, const Row& row, const Ro
         rank[i] = rank_sum;
         up_to[i] = sum;
     }
-    uint32_t rank_total = 0;
-    uint64_t sum_total = 0;
-    const uint32_t rank_before = block_exclusive(rank_sum, rank_total);
-    const uint64_t before = block_exclusive(sum, sum_total);
+    const uint32_t rank_before = static_cast<uint32_t>(block_exclusive(rank_sum).before);
+    const uint64_t before = block_exclusive(sum).before;
     if (threadIdx.x == 0) {
         kept = row.top_k == 0 ? state.all : state.mass_total;
         cut = state.mass_max;
@@ -379,7 +395,7 @@ __device__ inline uint32_t choose_listed(const Args& a, const Row& row, const Ro
         if (rank[i] > 1 && weight[i] < row.min_p) mine = min(mine, up_to[i] - w[i]);
     }
     const uint64_t least = ~block_max(~mine);
-    const uint64_t unit = draw_unit(row, min(cut, least));
+    const uint64_t unit = draw_unit(uniform_of(row), min(cut, least));
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
         if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);

@@ -81,6 +81,9 @@ struct RowState {
     float max;       ///< of the adjusted logits
     float reach;     ///< candidates have (max - logit) · scale at most this
     float bins_per;  ///< bins per unit of that distance
+    float scale;     ///< of Row
+    float min_p;
+    uint32_t penalties;
     uint64_t all;    ///< weight of all, in units of 2^-42
     double raw_log;  ///< log of Σ exp(raw logit)
     float raw_max;
@@ -90,7 +93,6 @@ struct RowState {
     uint64_t mass_total;    ///< and their weight
     uint64_t mass_max;      ///< what min-p keeps weighs at most this: all up to the last bin in which a weight may reach it
     uint32_t tickets[3];    ///< of CTAs that are done, per kernel; back to 0 when used
-    uint32_t unused;
     uint32_t wanted[kBins / 32];  ///< bit mask of the bins whose candidates are listed
 };
 
@@ -115,8 +117,7 @@ struct Args {
     uint32_t vocab;
     uint32_t chunks;
     uint32_t count_stride;
-    uint32_t list_max;       ///< at most kList; lower in tests
-    uint32_t scan_per_warp;  ///< chunks a warp of the first kernel looks at
+    uint32_t list_max;  ///< at most kList; lower in tests
 };
 
 /// Enqueues the kernels that sample `rows` rows.

@@ -17,7 +17,7 @@ __device__ inline void apply_edits(const Args& a, const Row& row, float* logits,
         const Edit edit = edits[row.edit_first + e];
         const uint32_t id = static_cast<uint32_t>(edit.id);
         if (id < begin || id >= end) continue;
-        const float raw = __ldcg(logits + id);
+        const float raw = logits[id];
         a.raw_saved[row.edit_first + e] = raw;
         logits[id] = without_nan(__fadd_rn(without_nan(raw), edit.bias));
     }
@@ -69,7 +69,7 @@ __device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, u
 }
 
 /// The `row.top` largest raw logits and their logprobs. Only chunks among whose bests they can be are looked at again.
-__device__ inline void list_top(const Args& a, const Row& row, uint32_t at, const float* logits) {
+__device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at, const float* logits) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ uint32_t chosen[kTopMax];
     __shared__ uint64_t found[kTopMax * kTopMax];
@@ -92,7 +92,7 @@ __device__ inline void list_top(const Args& a, const Row& row, uint32_t at, cons
     const uint32_t lane = threadIdx.x & 31;
     for (uint32_t k = threadIdx.x >> 5; k < chunks; k += kScanWarps) {
         float v[kPerLane];
-        load_chunk(logits, a.vocab, chosen[k], lane, v);
+        load_chunk<Via::kSharedCache>(logits, a.vocab, chosen[k], lane, v);
         if (row.edits != 0) undo_edits(a, row, chosen[k], lane, v);
         extract_top(v, chosen[k], lane, bar, min(n, a.vocab - chosen[k] * kChunk), found, &count);
     }
@@ -114,7 +114,7 @@ __device__ inline void list_top(const Args& a, const Row& row, uint32_t at, cons
 }
 
 /// Largest raw logit and log of the sum of exp, for logprobs.
-__device__ inline void sum_raw(const Args& a, uint32_t at) {
+__device__ __noinline__ void sum_raw(const Args& a, uint32_t at) {
     const uint64_t* keys = a.raw_keys + static_cast<size_t>(at) * a.chunks;
     const float* sums = a.raw_sums + static_cast<size_t>(at) * a.chunks;
     uint64_t best = 0;
@@ -126,7 +126,7 @@ __device__ inline void sum_raw(const Args& a, uint32_t at) {
             const float value = key_value(__ldcg(keys + c));
             sum += static_cast<double>(__ldcg(sums + c)) * static_cast<double>(weight_at(distance(value, top, 1.0f)));
         }
-    sum = block_sum(sum);
+    sum = block_sum_double(sum);
     if (threadIdx.x == 0) {
         a.states[at].raw_max = top;
         a.states[at].raw_log = static_cast<double>(top) + log(sum);
@@ -134,59 +134,63 @@ __device__ inline void sum_raw(const Args& a, uint32_t at) {
     __syncthreads();
 }
 
-/// The chunk and the unit in it that the row's draw hits, by the chunks' weights; `mass(c)` gives one.
+/// What a thread of the last block holds of its chunks: consecutive ones, `per` a thread.
+struct Chunks {
+    static constexpr uint32_t kMost = kVocabMax / kChunk / kScanThreads;
+    uint32_t per, first;
+    uint64_t key[kMost];
+    uint64_t mass[kMost];
+};
+
+/// The chunk and the unit in it that the row's draw hits, by the chunks' weights.
 struct Hit {
     uint32_t chunk;
     uint64_t unit;
+    uint64_t key;  ///< of the chunk's best
 };
-template <class Mass>
-__device__ Hit draw_chunk(const Args& a, const Row& row, const Mass& mass) {
+__device__ __noinline__ Hit draw_chunk(const Chunks& chunks, double u) {
     __shared__ Hit hit;
-    const uint32_t per = (a.chunks + kScanThreads - 1) / kScanThreads;
-    const uint32_t begin = threadIdx.x * per, end = min(begin + per, a.chunks);
-    uint64_t mine = 0, total = 0;
-    for (uint32_t c = begin; c < end; ++c) mine += mass(c);
-    uint64_t before = block_exclusive(mine, total);
-    const uint64_t unit = draw_unit(row, total);
-    if (threadIdx.x == 0) hit = {0, 0};
+    uint64_t mine = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < Chunks::kMost; ++i) mine += chunks.mass[i];
+    const Prefix sum = block_exclusive(mine);
+    const uint64_t unit = draw_unit(u, sum.total);
+    if (threadIdx.x == 0) hit = {0, 0, chunks.key[0]};
     __syncthreads();
-    if (before <= unit && unit < before + mine)
-        for (uint32_t c = begin; c < end; ++c) {
-            const uint64_t m = mass(c);
-            if (unit < before + m) {
-                hit = {c, unit - before};
-                break;
-            }
-            before += m;
+    if (sum.before <= unit && unit < sum.before + mine) {
+        uint64_t before = sum.before;
+#pragma unroll
+        for (uint32_t i = 0; i < Chunks::kMost; ++i) {
+            if (before <= unit && unit < before + chunks.mass[i]) hit = {chunks.first + i, unit - before, chunks.key[i]};
+            before += chunks.mass[i];
         }
+    }
     __syncthreads();
     return hit;
 }
 
 /// The id that the unit hits in a chunk, in the order of ids. Weights below `bar` count for nothing. Rounding may leave a
 /// crumb: then the last id that can be drawn.
-__device__ inline uint32_t draw_in_chunk(const Args& a, const Row& row, const float* logits, Hit hit, float max, float bar,
-                                         uint64_t chunk_key) {
+__device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, const float* logits, const Hit& hit, float max,
+                                               float bar) {
     static_assert(kScanThreads * 4 == kChunk);
     __shared__ uint32_t drawn;
     const uint32_t first = hit.chunk * kChunk + threadIdx.x * 4;
-    uint64_t w[4], mine = 0, total = 0;
+    uint64_t w[4], mine = 0;
     uint32_t last = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         w[i] = 0;
         if (first + i < a.vocab) {
-            const float y = distance(load_one(a, row, logits, first + i), max, row.scale);
-            if (y <= kReachMax) {
-                const float weight = weight_at(y);
-                if (weight >= bar) w[i] = units(weight);
-            }
+            const float y = distance(load_one<Via::kSharedCache>(a, row, row.penalties != 0, logits, first + i), max, row.scale);
+            const float weight = weight_at(y);
+            if (y <= kReachMax && weight >= bar) w[i] = units(weight);
         }
         mine += w[i];
         if (w[i] != 0) last = first + i + 1;
     }
     if (threadIdx.x == 0) drawn = kAll;
-    uint64_t before = block_exclusive(mine, total);
+    uint64_t before = block_exclusive(mine).before;
     if (before <= hit.unit && hit.unit < before + mine) {
         uint32_t at = first;
 #pragma unroll
@@ -196,13 +200,14 @@ __device__ inline uint32_t draw_in_chunk(const Args& a, const Row& row, const fl
         }
         drawn = at;
     }
-    const uint32_t crumb = static_cast<uint32_t>(block_max(last));
+    __syncthreads();
     if (drawn != kAll) return drawn;
-    return crumb != 0 ? crumb - 1 : key_id(chunk_key);
+    const uint32_t crumb = static_cast<uint32_t>(block_max(last));
+    return crumb != 0 ? crumb - 1 : key_id(hit.key);
 }
 
 /// Distance within which everything lies that top-k, top-p and min-p can keep.
-__device__ inline float reach_of(const Args& a, const Row& row, uint32_t at, float max, uint64_t all) {
+__device__ __noinline__ float reach_of(const Args& a, const Row& row, uint32_t at, float max, uint64_t all) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ float reach;
     if (row.top_k != 0) {
@@ -213,106 +218,117 @@ __device__ inline float reach_of(const Args& a, const Row& row, uint32_t at, flo
         __syncthreads();
         for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
             uint32_t better = 0;
+#pragma unroll 8
             for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
             if (better + 1 == row.top_k) reach = distance(key_value(bests[c]), max, row.scale);
         }
         __syncthreads();
         return fminf(reach, kReachMax);
     }
-    // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
-    const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
-    float r = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
+    float r = kReachMax;
+    if (row.top_p < 1.0f) {
+        // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
+        const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
+        r = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
+    }
     if (row.min_p > 0.0f) r = fminf(r, 0.01f - logf(row.min_p));
     return fminf(fmaxf(r, 0.0f), kReachMax);
 }
 
 /// Ends the row or prepares what is left to do. The last block of a row calls.
-__device__ inline void end_scan(const Args& a, const Row& row, uint32_t at, float* logits) {
+__device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t at, float* logits, bool sums) {
     const uint64_t* keys = a.keys + static_cast<size_t>(at) * a.chunks;
-    const float* sums = a.sums + static_cast<size_t>(at) * a.chunks;
-    RowState& state = a.states[at];
+    const float* chunk_sums = a.sums + static_cast<size_t>(at) * a.chunks;
+    Chunks chunks;
+    chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;
+    chunks.first = threadIdx.x * chunks.per;
+    float sum[Chunks::kMost];
     uint64_t best = 0;
-    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) best = max(best, __ldcg(keys + c));
+#pragma unroll
+    for (uint32_t i = 0; i < Chunks::kMost; ++i) {
+        const uint32_t c = chunks.first + i;
+        const bool mine = i < chunks.per && c < a.chunks;
+        chunks.key[i] = mine ? __ldcg(keys + c) : 0;
+        sum[i] = mine && sums ? __ldcg(chunk_sums + c) : 0.0f;
+        best = max(best, chunks.key[i]);
+    }
     best = block_max(best);
     const float top = key_value(best);
-    if (row.top >= 0) {
-        sum_raw(a, at);
-        if (row.top > 0) list_top(a, row, at, logits);
-    }
-    // An infinite maximum has no distribution to draw from.
-    if (row.mode == Mode::kGreedy || !isfinite(top)) return finish_row(a, row, at, key_id(best));
-    const auto mass = [&](uint32_t c) -> uint64_t {
-        const float y = distance(key_value(__ldcg(keys + c)), top, row.scale);
-        if (!(y <= 87.0f)) return 0;
-        return __double2ull_rn(static_cast<double>(__ldcg(sums + c)) * static_cast<double>(weight_at(y)) * 0x1.0p42);
-    };
-    if (row.mode == Mode::kDraw) {
-        const Hit hit = draw_chunk(a, row, mass);
-        const uint32_t id = draw_in_chunk(a, row, logits, hit, top, 0.0f, __ldcg(keys + hit.chunk));
-        return finish_row(a, row, at, id);
-    }
+    if (row.top >= 0) sum_raw(a, at);
+    if (row.top > 0) list_top(a, row, at, logits);
     uint64_t all = 0;
-    float reach = kReachMax;
-    if (row.mode == Mode::kOrdered) {
-        if (row.top_k == 0) {
-            uint64_t mine = 0;
-            for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) mine += mass(c);
-            all = block_sum(mine);
-        }
-        reach = reach_of(a, row, at, top, all);
+#pragma unroll
+    for (uint32_t i = 0; i < Chunks::kMost; ++i) {
+        const float y = distance(key_value(chunks.key[i]), top, row.scale);
+        chunks.mass[i] = sums && sum[i] > 0.0f && y <= 87.0f
+                             ? __double2ull_rn(static_cast<double>(sum[i]) * static_cast<double>(weight_at(y)) * 0x1.0p42)
+                             : 0;
+        all += chunks.mass[i];
     }
-    if (threadIdx.x != 0) return;
-    state.max = top;
-    state.all = all;
-    state.reach = reach;
-    state.bins_per = static_cast<float>(kBins) / fmaxf(reach, 1e-6f);
-    state.todo = row.mode == Mode::kBar ? Todo::kSums : Todo::kHistogram;
+    uint32_t id = key_id(best);
+    // An infinite maximum has no distribution to draw from.
+    if (row.mode != Mode::kGreedy && isfinite(top)) {
+        if (row.mode != Mode::kDraw) {
+            all = block_sum(all);
+            const float reach = reach_of(a, row, at, top, all);
+            if (threadIdx.x != 0) return;
+            RowState& state = a.states[at];
+            state.max = top;
+            state.all = all;
+            state.reach = reach;
+            state.bins_per = static_cast<float>(kBins) / fmaxf(reach, 1e-6f);
+            state.scale = row.scale;
+            state.min_p = row.min_p;
+            state.penalties = row.penalties;
+            state.todo = row.mode == Mode::kBar ? Todo::kSums : Todo::kHistogram;
+            return;
+        }
+        id = draw_in_chunk(a, row, logits, draw_chunk(chunks, uniform_of(row)), top, 0.0f);
+    }
+    finish_row(a, row, at, id);
 }
 
-/// Grid: [CTAs a row, rows]. Each warp looks at `per_warp` chunks, a CTA at consecutive ones.
-__global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const Args a, uint32_t per_warp) {
+/// Grid: [CTAs a row, rows]. Each warp looks at one chunk.
+__global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const Args a) {
     launch_dependents();
     wait_for_earlier();
-    const uint32_t at = blockIdx.y;
-    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) return;
-    const Row row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
+    const uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5);
     float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
-    const uint32_t lane = threadIdx.x & 31;
-    const uint32_t first = blockIdx.x * kScanWarps * per_warp;
-    const size_t partial = static_cast<size_t>(at) * a.chunks;
-
-    if (row.mode == Mode::kOrdered)
+    float v[kPerLane];
+    if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);  // before the settings are here
+    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) a.states[at].todo = Todo::kNothing;
+        return;
+    }
+    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const size_t partial = static_cast<size_t>(at) * a.chunks + chunk;
+    const Mode mode = row.mode;
+    if (mode == Mode::kOrdered)
         for (uint32_t b = blockIdx.x * kScanThreads + threadIdx.x; b < kBins; b += gridDim.x * kScanThreads) {
             a.bin_counts[static_cast<size_t>(at) * kBins + b] = 0;
             a.bin_masses[static_cast<size_t>(at) * kBins + b] = 0;
         }
-    float v[kPerLane];
-    if (row.top >= 0)
-        for (uint32_t k = 0; k < per_warp; ++k) {
-            const uint32_t chunk = first + k * kScanWarps + (threadIdx.x >> 5);
-            if (chunk >= a.chunks) break;
-            load_chunk(logits, a.vocab, chunk, lane, v);
+    const bool sums = mode == Mode::kDraw || (mode == Mode::kOrdered && row.top_k == 0);
+    // First the raw logits where logprobs are wanted, then the adjusted ones.
+#pragma unroll 1
+    for (bool raw = row.top >= 0;; raw = false) {
+        if (!raw && row.edits != 0) {
+            apply_edits(a, row, logits, blockIdx.x * kScanWarps * kChunk, (blockIdx.x + 1) * kScanWarps * kChunk);
+            if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
+        }
+        if (chunk < a.chunks) {
+            if (!raw && row.penalties != 0) penalise_chunk(a, row, chunk, lane, v);
             const uint64_t key = best_of(v, chunk, lane);
-            const float sum = sum_of(v, key_value(key), 1.0f);
+            const float sum = raw || sums ? sum_of(v, key_value(key), raw ? 1.0f : row.scale) : 0.0f;
             if (lane == 0) {
-                a.raw_keys[partial + chunk] = key;
-                a.raw_sums[partial + chunk] = sum;
+                (raw ? a.raw_keys : a.keys)[partial] = key;
+                if (raw || sums) (raw ? a.raw_sums : a.sums)[partial] = sum;
             }
         }
-    if (row.edits != 0) apply_edits(a, row, logits, first * kChunk, (first + kScanWarps * per_warp) * kChunk);
-    const bool sums = row.mode == Mode::kDraw || (row.mode == Mode::kOrdered && row.top_k == 0);
-    for (uint32_t k = 0; k < per_warp; ++k) {
-        const uint32_t chunk = first + k * kScanWarps + (threadIdx.x >> 5);
-        if (chunk >= a.chunks) break;
-        load_adjusted(a, row, logits, chunk, lane, v);
-        const uint64_t key = best_of(v, chunk, lane);
-        const float sum = sums ? sum_of(v, key_value(key), row.scale) : 0.0f;
-        if (lane == 0) {
-            a.keys[partial + chunk] = key;
-            if (sums) a.sums[partial + chunk] = sum;
-        }
+        if (!raw) break;
     }
-    if (is_last_block(&a.states[at].tickets[0])) end_scan(a, row, at, logits);
+    if (is_last_block(&a.states[at].tickets[0])) end_scan(a, row, at, logits, sums);
 }
 
 }  // namespace baton::backend::cuda::sampling

@@ -13,20 +13,31 @@ struct Place {
     uint64_t mass = 0;   ///< their weight
 };
 
-/// Calls `use(v, y, in, chunk, i)` for each logit of the row, all lanes together; `in` is false for those out of reach.
+/// Calls `use(v, y, in, chunk)` for each logit of the row, all lanes together; `in` is false for those out of reach.
 template <class Use>
-__device__ void for_each_candidate(const Args& a, const Row& row, uint32_t at, const RowState& state, const Use& use) {
+__device__ __forceinline__ void for_each_candidate(const Args& a, const Row& row, uint32_t at, const RowState& state, const Use& use) {
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const uint32_t lane = threadIdx.x & 31;
+    const float top = state.max, scale = state.scale, reach = state.reach;
+    const bool penalties = state.penalties != 0;
+#pragma unroll 1
     for (uint32_t chunk = threadIdx.x >> 5; chunk < a.chunks; chunk += kChooseThreads / 32) {
-        const float nearest = distance(key_value(a.keys[static_cast<size_t>(at) * a.chunks + chunk]), state.max, row.scale);
-        if (!(nearest <= state.reach)) continue;
-        float v[kPerLane];
-        load_adjusted(a, row, logits, chunk, lane, v);
+        if (!(distance(key_value(a.keys[static_cast<size_t>(at) * a.chunks + chunk]), top, scale) <= reach)) continue;
+#pragma unroll 1
+        for (int i = 0; i < kPerLane; i += 8) {
+            float v[8];
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-            const float y = distance(v[i], state.max, row.scale);
-            use(v[i], y, y <= state.reach, chunk);
+            for (int k = 0; k < 8; ++k) {
+                const uint32_t id = id_of(chunk, lane, i + k);
+                v[k] = id < a.vocab ? logits[id] : minus_infinity();
+            }
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                v[k] = without_nan(v[k]);
+                if (penalties && v[k] > minus_infinity()) v[k] = penalise(v[k], counts_of(a, row)[id_of(chunk, lane, i + k)], row);
+                const float y = distance(v[k], top, scale);
+                use(v[k], y, y <= reach, chunk);
+            }
         }
     }
 }
@@ -51,15 +62,15 @@ __device__ __noinline__ Place descend(const Args& a, const Row& row, uint32_t at
             histogram.add_warp(in, (down >> shift) & ((1u << width) - 1u), in ? units_at(y) : 0, lane);
         });
         __syncthreads();
-        uint32_t count[kEach], count_sum = 0, count_total = 0;
-        uint64_t mass[kEach], mass_sum = 0, mass_total = 0;
+        uint32_t count[kEach], count_sum = 0;
+        uint64_t mass[kEach], mass_sum = 0;
 #pragma unroll
         for (uint32_t i = 0; i < kEach; ++i) {
             count_sum += count[i] = histogram.count[threadIdx.x * kEach + i];
             mass_sum += mass[i] = histogram.mass(threadIdx.x * kEach + i);
         }
-        uint32_t rank = found.rank + block_exclusive(count_sum, count_total);
-        uint64_t before = found.mass + block_exclusive(mass_sum, mass_total);
+        uint32_t rank = found.rank + static_cast<uint32_t>(block_exclusive(count_sum).before);
+        uint64_t before = found.mass + block_exclusive(mass_sum).before;
 #pragma unroll
         for (uint32_t i = 0; i < kEach; ++i) {
             const uint64_t reached = by_rank ? rank : before, next = by_rank ? rank + count[i] : before + mass[i];
@@ -91,9 +102,9 @@ __device__ __noinline__ uint32_t nth_bearer(const Args& a, const Row& row, uint3
         if (mask != 0 && (threadIdx.x & 31) == 0) bearers[c] += static_cast<uint32_t>(__popc(mask));
     });
     __syncthreads();
-    uint32_t sum = 0, total = 0;
+    uint32_t sum = 0;
     for (uint32_t i = 0; i < kEach; ++i) sum += bearers[threadIdx.x * kEach + i];
-    uint32_t before = block_exclusive(sum, total);
+    uint32_t before = static_cast<uint32_t>(block_exclusive(sum).before);
     for (uint32_t i = 0; i < kEach; ++i) {
         const uint32_t here = bearers[threadIdx.x * kEach + i];
         if (before < n && n <= before + here) {
@@ -109,10 +120,10 @@ __device__ __noinline__ uint32_t nth_bearer(const Args& a, const Row& row, uint3
     sum = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kIds; ++i) {
-        is[i] = first + i < a.vocab && ordered(load_one(a, row, logits, first + i)) == order;
+        is[i] = first + i < a.vocab && ordered(load_one<Via::kOwnCache>(a, row, row.penalties != 0, logits, first + i)) == order;
         sum += is[i] ? 1 : 0;
     }
-    before = block_exclusive(sum, total);
+    before = static_cast<uint32_t>(block_exclusive(sum).before);
 #pragma unroll
     for (uint32_t i = 0; i < kIds; ++i) {
         before += is[i] ? 1 : 0;
@@ -123,7 +134,7 @@ __device__ __noinline__ uint32_t nth_bearer(const Args& a, const Row& row, uint3
 }
 
 /// The row's token. One block.
-__device__ inline uint32_t choose_slowly(const Args& a, const Row& row, const RowState& state, uint32_t at, Histogram& histogram) {
+__device__ __noinline__ uint32_t choose_slowly(const Args& a, const Row& row, const RowState& state, uint32_t at, Histogram& histogram) {
     const auto units_of = [&](uint32_t order) { return units_at(distance(from_ordered(order), state.max, row.scale)); };
     uint64_t kept = state.all, total = state.mass_total;
     if (row.top_k != 0) {
@@ -149,7 +160,7 @@ __device__ inline uint32_t choose_slowly(const Args& a, const Row& row, const Ro
         });
         total = min(total, block_sum(sum));
     }
-    const uint64_t unit = draw_unit(row, total);
+    const uint64_t unit = draw_unit(uniform_of(row), total);
     const Place d = descend(a, row, at, state, histogram, false, unit + 1);
     const uint64_t each = units_of(d.order);
     return nth_bearer(a, row, at, state, d.order, static_cast<uint32_t>((unit - d.mass) / each) + 1);
@@ -165,46 +176,50 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const Args a)
     __shared__ uint32_t wanted[kBins / 32];
     launch_dependents();
     wait_for_earlier();
-    const uint32_t at = blockIdx.y;
-    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) return;
+    const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     RowState& state = a.states[at];
     const Todo todo = state.todo;
     if (todo != Todo::kSorting && todo != Todo::kDescent) return;
-    const Row row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
-    if (todo == Todo::kDescent) {
-        if (blockIdx.x == 0) finish_row(a, row, at, choose_slowly(a, row, state, at, scratch.histogram));
-        return;
-    }
+    if (todo == Todo::kDescent && blockIdx.x != 0) return;
+    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    if (todo == Todo::kDescent) return finish_row(a, row, at, choose_slowly(a, row, state, at, scratch.histogram));
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const size_t partial = static_cast<size_t>(at) * a.chunks;
-    const uint32_t lane = threadIdx.x & 31;
-    const float top = state.max, reach = state.reach, bins_per = state.bins_per;
+    const float top = state.max, reach = state.reach, bins_per = state.bins_per, scale = state.scale;
+    const bool penalties = state.penalties != 0;
     const uint32_t last_bin = state.kept_bins;
     uint64_t* list = a.list + static_cast<size_t>(at) * kList;
     if (threadIdx.x < kBins / 32) wanted[threadIdx.x] = state.wanted[threadIdx.x];
     __syncthreads();
     constexpr uint32_t kWarps = kChooseThreads / 32;
+#pragma unroll 1
     for (uint32_t chunk = blockIdx.x * kWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kWarps) {
-        const float nearest = distance(key_value(a.keys[partial + chunk]), top, row.scale);
+        const float nearest = distance(key_value(a.keys[partial + chunk]), top, scale);
         if (!(nearest <= reach) || bin_of(nearest, bins_per) > last_bin) continue;
-        float v[kPerLane];
-        load_adjusted(a, row, logits, chunk, lane, v);
-        uint32_t hits = 0;
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-            const float y = distance(v[i], top, row.scale);
-            if (!(y <= reach)) continue;
-            const uint32_t bin = bin_of(y, bins_per);
-            if ((wanted[bin >> 5] >> (bin & 31) & 1u) != 0) hits |= 1u << i;
+        uint32_t bits = 0;
+        {
+            float v[kPerLane];
+            load_chunk<Via::kOwnCache>(logits, a.vocab, chunk, lane, v);
+            if (penalties) penalise_chunk(a, row, chunk, lane, v);
+            bits = within_reach(v, top, scale, reach);
         }
-        const uint32_t mine = static_cast<uint32_t>(__popc(hits));
+#pragma unroll 1
+        for (uint32_t left = bits; left != 0; left &= left - 1) {
+            const int i = __ffs(static_cast<int>(left)) - 1;
+            const float v = load_one<Via::kOwnCache>(a, row, penalties, logits, id_of(chunk, lane, i));
+            const uint32_t bin = bin_of(distance(v, top, scale), bins_per);
+            if ((wanted[bin >> 5] >> (bin & 31) & 1u) == 0) bits &= ~(1u << i);
+        }
+        const uint32_t mine = static_cast<uint32_t>(__popc(bits));
         const uint32_t up_to = warp_inclusive(mine, lane);
         uint32_t base = 0;
         if (lane == 31 && up_to != 0) base = atomicAdd(&state.listed, up_to);
         uint32_t to = __shfl_sync(kAll, base, 31) + up_to - mine;
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i)
-            if ((hits >> i & 1u) != 0 && to < kList) list[to++] = make_key(ordered(v[i]), id_of(chunk, lane, i));
+#pragma unroll 1
+        for (; bits != 0 && to < kList; bits &= bits - 1, ++to) {
+            const uint32_t id = id_of(chunk, lane, __ffs(static_cast<int>(bits)) - 1);
+            list[to] = make_key(ordered(load_one<Via::kOwnCache>(a, row, penalties, logits, id)), id);
+        }
     }
     if (!is_last_block(&state.tickets[2])) return;
     const uint32_t n = min(__ldcg(&state.listed), kList);
