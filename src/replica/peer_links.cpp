@@ -55,6 +55,9 @@ wire::LinkHello PeerLinks::own_hello(const Link& link) const {
     hello.verify = services_.settings.verify_handoff;
     hello.device = services_.device != nullptr;
     if (!hello.device) return hello;
+    const auto linkable = services_.device->linkable();
+    hello.nccl = linkable.has_value();
+    if (!linkable) hello.nccl_reason = linkable.error().message;
     if (!device_handle_.empty()) hello.gpu = services_.device->gpu();
     if (!unmappable_.contains({link.peer.replica, link.peer.epoch})) hello.maps_gpus = services_.device->mappable_gpus();
     return hello;
@@ -161,6 +164,9 @@ void PeerLinks::on_message(const LinkPtr& link, net::Connection::Received receiv
         services_.transfer().on_extent(link->peer, *extent, std::move(received.payload));
         return;
     }
+    if (std::holds_alternative<wire::ChannelPair>(received.message) || std::holds_alternative<wire::ChannelExtent>(received.message) ||
+        std::holds_alternative<wire::ChannelGo>(received.message) || std::holds_alternative<wire::ChannelSent>(received.message))
+        return services_.transfer().on_channel_message(link->peer, std::move(received.message));
     if (auto* pull = std::get_if<wire::PullRequest>(&received.message)) {
         services_.transfer().on_pull_request(link->peer, std::move(*pull), link->connection);
         return;
@@ -233,6 +239,7 @@ void PeerLinks::refuse(const LinkPtr& link, const Error& error) {
 void PeerLinks::set_up(const LinkPtr& link, std::string mover) {
     link->up = true;
     link->mover = std::move(mover);
+    if (link->mover == "nccl") services_.transfer().add_channel(link->peer, link->connection, !link->dialled);
     link->reason.clear();
     dial_failures_.erase(link->peer.replica);
     log::info("xavier.linked", {{"peer", name_of(link->peer)}, {"mover", link->mover}});

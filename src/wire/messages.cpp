@@ -19,7 +19,8 @@ constexpr std::array kNames{"heartbeat",     "hello",          "refused",       
                             "extent_header", "worker_ready",   "spawn_replica", "spawn_result",   "stop_replica",
                             "replica_exited", "worker_stats",  "store_open",    "store_ready",    "store_allot",
                             "store_slots",   "store_publish",  "store_lease",   "store_unlease",
-                            "weights_open",  "weights_grant",  "weights_filled"};
+                            "weights_open",  "weights_grant",  "weights_filled",
+                            "channel_pair",  "channel_extent", "channel_go",    "channel_sent"};
 static_assert(kNames.size() == std::variant_size_v<Message>);
 
 template <size_t I>

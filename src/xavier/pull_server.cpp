@@ -13,6 +13,8 @@ namespace {
 
 /// Sleep between looks at the words, or the copies, of a device.
 constexpr int64_t kPollUs = 20;
+/// A channel moves large extents well and small ones badly.
+constexpr uint64_t kChannelCoalesceBytes = 16u * 1024 * 1024;
 /// How often a full link is looked at again; it tells nobody when it has drained.
 constexpr int64_t kBlockedLookMs = 1;
 
@@ -25,8 +27,8 @@ bool well_formed(const std::vector<uint32_t>& indices, size_t blocks) {
 
 }  // namespace
 
-PullServer::PullServer(OwnPool& own, const TransferThread::Faults& faults)
-    : own_(own), faults_(faults), buffers_(own, std::max<size_t>(kExtentBytesMax, pair_bytes(own.layout()))) {}
+PullServer::PullServer(OwnPool& own, Channels& channels, const TransferThread::Faults& faults)
+    : own_(own), channels_(channels), faults_(faults), buffers_(own, std::max<size_t>(kExtentBytesMax, pair_bytes(own.layout()))) {}
 
 void PullServer::send_failed(net::Connection& link, uint64_t pull) {
     wire::ExtentHeader h;
@@ -77,6 +79,8 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
     const kv::PoolLayout& layout = own_.layout();
     const auto progress = own_.file().progress(s.offer.slot, s.offer.offer);
     if (!progress) return end_failed(s);
+    const uint64_t channel = channels_.usable(s.peer);
+    if (s.attempt != 0 && s.attempt != channel) return end_failed(s);  // what was under way there is lost
     if (!s.gathering.empty() && own_.settled(s.gathering.front().ticket)) return send_gathered(s, now);
     s.blocked = s.link->queued_bytes() >= kQueuedBytesHigh;
     if (s.blocked) {
@@ -92,15 +96,17 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
     ready.all = to_position(ready.all);
     const uint64_t pair = pair_bytes(layout);
     const bool chunk_done = progress->layers >= layout.layers;
-    if (!chunk_done && s.cursor.pending_pairs(ready) * pair < kCoalesceBytes) {
+    if (!chunk_done && s.cursor.pending_pairs(ready) * pair < (channel != 0 ? kChannelCoalesceBytes : kCoalesceBytes)) {
         s.last_progress = now;  // it is the computing that is awaited, not the link
         return Step::kIdle;
     }
-    const auto extent = s.cursor.next(ready, std::max<uint64_t>(kExtentBytesMax / pair, 1));
+    const uint64_t bytes_max = channel != 0 ? channels_.extent_bytes_max(s.peer) : kExtentBytesMax;
+    const auto extent = s.cursor.next(ready, std::max<uint64_t>(bytes_max / pair, 1));
     if (!extent) {
         s.last_progress = now;
         return Step::kIdle;
     }
+    if (channel != 0 && extent->pairs() * pair <= bytes_max) return start_channel(s, *extent, now);
     return own_.device() == nullptr ? send_extent(s, *extent, now) : start_gathering(s, *extent, now);
 }
 
@@ -146,7 +152,26 @@ PullServer::Step PullServer::start_gathering(Serving& s, const Extent& e, TimeMs
     }
     s.cursor.advance(e);
     s.last_progress = now;
-    s.gathering.push_back({e, *buffer, *ticket, s.cursor.done()});
+    s.gathering.push_back({e, false, *buffer, *ticket, s.cursor.done()});
+    return Step::kSent;
+}
+
+/// One extent is gathered while the one before travels.
+PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, TimeMs now) {
+    if (s.gathering.size() >= kGatheringMax) return Step::kIdle;
+    const auto buffer = channels_.take(s.peer);
+    if (!buffer) return Step::kIdle;
+    const auto blocks = std::span(s.blocks).subspan(e.first_index, e.indices);
+    const auto ticket = channels_.gather(s.peer, *buffer, {e.first_layer, e.layers, blocks, blocks});
+    if (!ticket) {
+        channels_.give(s.peer, *buffer, 0);
+        log::error("xavier.gather_failed", {{"reason", ticket.error().message}});
+        return end_failed(s);
+    }
+    s.attempt = channels_.usable(s.peer);
+    s.cursor.advance(e);
+    s.last_progress = now;
+    s.gathering.push_back({e, true, *buffer, *ticket, s.cursor.done()});
     return Step::kSent;
 }
 
@@ -156,9 +181,14 @@ PullServer::Step PullServer::send_gathered(Serving& s, TimeMs now) {
     const auto blocks = std::span(s.blocks).subspan(g.extent.first_index, g.extent.indices);
     const auto generations = std::span(s.generations).subspan(g.extent.first_index, g.extent.indices);
     if (own_.lost() || !own_.file().still_valid(s.offer.slot, s.offer.offer, blocks, generations)) return end_failed(s);
-    const std::span<const std::byte> from = buffers_.at(g.buffer).first(g.extent.pairs() * pair_bytes(own_.layout()));
-    send(s, g.extent, std::vector<std::byte>(from.begin(), from.end()), g.last);
-    buffers_.give(g.buffer, g.ticket);
+    const uint64_t bytes = g.extent.pairs() * pair_bytes(own_.layout());
+    if (g.channel) {
+        channels_.offer(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, bytes, now);
+    } else {
+        const std::span<const std::byte> from = buffers_.at(g.buffer).first(bytes);
+        send(s, g.extent, std::vector<std::byte>(from.begin(), from.end()), g.last);
+        buffers_.give(g.buffer, g.ticket);
+    }
     s.gathering.pop_front();
     s.last_progress = now;
     return g.last ? Step::kEnded : Step::kSent;
@@ -171,7 +201,10 @@ PullServer::Step PullServer::end_failed(Serving& s) {
 }
 
 void PullServer::let_go(Serving& s) {
-    for (const Gathering& g : s.gathering) buffers_.give(g.buffer, g.ticket);
+    for (const Gathering& g : s.gathering) {
+        if (!g.channel) buffers_.give(g.buffer, g.ticket);
+        else if (channels_.usable(s.peer) == s.attempt) channels_.give(s.peer, static_cast<uint32_t>(g.buffer), g.ticket);
+    }
     s.gathering.clear();
 }
 

@@ -11,6 +11,7 @@
 #include "baton/net/connection.hpp"
 #include "baton/wire/messages.hpp"
 #include "baton/xavier/mover.hpp"
+#include "xavier/channels.hpp"
 #include "xavier/doorbell.hpp"
 #include "xavier/host_buffers.hpp"
 #include "xavier/own_pool.hpp"
@@ -18,7 +19,7 @@
 
 namespace baton::xavier {
 
-/// The prefill side of the tcp mover: answers pull requests for open offers with extents as progress allows. Transfer
+/// The prefill side of the movers tcp and nccl: answers pull requests for open offers with extents as progress allows. Transfer
 /// thread only.
 class PullServer {
   public:
@@ -26,8 +27,8 @@ class PullServer {
     /// Unsent bytes on a link from which on no more is gathered for it.
     static constexpr size_t kQueuedBytesHigh = 16u * 1024 * 1024;
 
-    /// Both must outlive it.
-    PullServer(OwnPool& own, const TransferThread::Faults& faults);
+    /// All must outlive it.
+    PullServer(OwnPool& own, Channels& channels, const TransferThread::Faults& faults);
 
     /// An unknown offer or a malformed list is answered with a failed extent.
     void request(const wire::ReplicaTarget& peer, wire::PullRequest request, std::shared_ptr<net::Connection> link, TimeMs now);
@@ -41,9 +42,10 @@ class PullServer {
     static constexpr int64_t kNoPoll = INT64_MAX;
 
   private:
-    /// An extent on its way from the device into a host buffer.
+    /// An extent on its way from the device into a host buffer, or a channel's.
     struct Gathering {
         Extent extent;
+        bool channel = false;  ///< `buffer` is the channel's
         size_t buffer = 0;
         uint64_t ticket = 0;
         bool last = false;
@@ -59,6 +61,7 @@ class PullServer {
         TimeMs not_before;
         TimeMs last_progress;
         bool blocked = false;  ///< the link's queue is full
+        uint64_t attempt = 0;  ///< of the channel, once an extent went that way
         std::deque<Gathering> gathering{};  ///< at most kGatheringMax
     };
     static constexpr size_t kGatheringMax = 2;
@@ -67,6 +70,7 @@ class PullServer {
     Step step_one(Serving& s, TimeMs now);
     Step send_extent(Serving& s, const Extent& extent, TimeMs now);
     Step start_gathering(Serving& s, const Extent& extent, TimeMs now);
+    Step start_channel(Serving& s, const Extent& extent, TimeMs now);
     Step send_gathered(Serving& s, TimeMs now);
     void send(Serving& s, const Extent& extent, std::vector<std::byte> bytes, bool last) const;
     Step end_failed(Serving& s);
@@ -74,6 +78,7 @@ class PullServer {
     static void send_failed(net::Connection& link, uint64_t pull);
 
     OwnPool& own_;
+    Channels& channels_;
     const TransferThread::Faults& faults_;
     HostBuffers buffers_;
     std::list<Serving> serving_;

@@ -124,6 +124,44 @@ void Puller::on_extent(const wire::ReplicaTarget& peer, const wire::ExtentHeader
     if (h.last) finish(p, false, "invalid");
 }
 
+bool Puller::accept_channel(const wire::ReplicaTarget& peer, const wire::ChannelExtent& m, TimeMs now) {
+    const auto it = pulls_.find(m.pull);
+    if (it == pulls_.end() || it->second->end) return false;
+    Pull& p = *it->second;
+    if (key_of(p.ask.peer) != key_of(peer) || p.source->view) return false;
+    const Extent e{m.first_layer, m.layers, m.first_index, m.indices};
+    if (!p.cursor.accepts(e) || m.bytes != e.pairs() * pair_bytes(own_.layout())) {
+        finish(p, false, "invalid");
+        return false;
+    }
+    p.by_channel = true;
+    ++p.on_channel;
+    took(p, e, now);
+    if (p.cursor.done()) finish(p, true, "");
+    return true;
+}
+
+uint64_t Puller::load_channel(uint64_t pull, const Extent& e, backend::DeviceLink& channel, uint32_t buffer) {
+    const auto it = pulls_.find(pull);
+    if (it == pulls_.end() || it->second->on_channel == 0 || (it->second->end && !it->second->end->ok)) return 0;
+    Pull& p = *it->second;
+    --p.on_channel;
+    const auto to = p.to_blocks.subspan(e.first_index, e.indices);
+    const auto ticket = channel.scatter(buffer, {e.first_layer, e.layers, to, to});
+    if (!ticket) {
+        log::error("xavier.pull_failed", {{"reason", ticket.error().message}});
+        finish(p, false, "channel");
+        return 0;
+    }
+    p.ticket = *ticket;
+    p.queued_us = steady_now_us();
+    return *ticket;
+}
+
+void Puller::lose_channel(uint64_t pull) {
+    if (const auto it = pulls_.find(pull); it != pulls_.end()) finish(*it->second, false, "channel");
+}
+
 void Puller::took(Pull& p, const Extent& e, TimeMs now) {
     p.cursor.advance(e);
     p.bytes += e.pairs() * pair_bytes(own_.layout());
@@ -228,7 +266,7 @@ Puller::Step Puller::load_some(Pull& p) {
     held_bytes_ -= a.bytes.size();
     p.arrivals.pop_front();
     if (ticket) {
-        p.ticket = *ticket;
+        p.host_ticket = *ticket;
         p.queued_us = steady_now_us();
         return Step::kCopied;
     }
@@ -260,8 +298,8 @@ int64_t Puller::poll_us() {
     if (own_.device() == nullptr && faults_.pace_us == 0) return sleep;
     const int64_t now_us = steady_now_us();
     for (const auto& [id, p] : pulls_) {
-        if (p->ticket != 0 && !own_.settled(p->ticket) && now_us - p->queued_us < kSpinUs) return 0;
-        if (p->ticket != 0 || p->end || p->source->device_peer != 0 || faults_.pace_us > 0) sleep = kPollUs;
+        if (!settled(*p) && now_us - p->queued_us < kSpinUs) return 0;
+        if (!settled(*p) || p->end || p->source->device_peer != 0 || faults_.pace_us > 0) sleep = kPollUs;
     }
     return sleep;
 }
@@ -287,15 +325,15 @@ void Puller::finish(Pull& p, bool ok, std::string_view reason) {
 }
 
 bool Puller::conclude(Pull& p) {
-    if (!p.arrivals.empty() || !own_.settled(p.ticket)) return false;
+    if (!p.arrivals.empty() || !settled(p) || (p.end->ok && p.on_channel > 0)) return false;
     End end = std::move(*p.end);
-    if (end.ok && own_.lost() && p.ticket != 0) end = {false, "internal"};
+    if (end.ok && own_.lost() && (p.ticket != 0 || p.host_ticket != 0)) end = {false, "internal"};
     if (end.ok && p.source->view && p.bytes > 0 &&
         !p.source->view->still_valid(p.ask.progress_slot, p.ask.offer, p.from_blocks, p.generations))
         end = {false, "generation"};
     if (end.ok && faults_.corrupt_one_byte && !p.to_blocks.empty()) own_.corrupt(p.to_blocks[0]);
     const int64_t now_us = steady_now_us();
-    pd::PullResult result{p.ask.pull, end.ok, std::move(end.reason), p.bytes, p.source->mover()};
+    pd::PullResult result{p.ask.pull, end.ok, std::move(end.reason), p.bytes, p.by_channel ? "nccl" : p.source->mover()};
     result.total_us = now_us - p.started_us;
     result.exposed_us = p.complete_us == 0 ? -1 : now_us - p.complete_us;
     --p.source->pulls;

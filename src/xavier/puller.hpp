@@ -66,6 +66,13 @@ class Puller {
     void start(pd::StartPull ask, TimeMs now);
     void cancel(uint64_t pull);
     void on_extent(const wire::ReplicaTarget& peer, const wire::ExtentHeader& header, std::vector<std::byte> bytes, TimeMs now);
+    // For Channels: extents of the mover nccl.
+    /// Whether the extent fits what the pull has; counts it as on its way then.
+    [[nodiscard]] bool accept_channel(const wire::ReplicaTarget& peer, const wire::ChannelExtent& extent, TimeMs now);
+    /// An accepted extent lies in a buffer of the channel: copies it to its pages. The copy's ticket; 0 when the pull is over.
+    uint64_t load_channel(uint64_t pull, const Extent& extent, backend::DeviceLink& channel, uint32_t buffer);
+    /// The channel failed with an accepted extent of the pull.
+    void lose_channel(uint64_t pull);
     /// Gives each pull one slice; true when something was copied or ended.
     bool step(TimeMs now);
     /// Appends the doorbells that tell of progress.
@@ -104,8 +111,11 @@ class Puller {
         bool offer_complete = false;
         bool near_told = false;
         uint64_t bytes = 0;
-        uint64_t ticket = 0;            ///< the newest queued copy
+        uint64_t ticket = 0;            ///< the newest queued copy between devices
+        uint64_t host_ticket = 0;       ///< and from the host
         int64_t queued_us = 0;
+        uint32_t on_channel = 0;        ///< accepted extents that lie in no page yet
+        bool by_channel = false;        ///< some came that way
         int64_t paced_until_us = 0;     ///< fault hook
         std::deque<Arrival> arrivals{}; ///< accepted, waiting for a host buffer
         std::optional<End> end{};       ///< decided; told when nothing is under way
@@ -122,6 +132,8 @@ class Puller {
     void took(Pull& pull, const Extent& extent, TimeMs now);
     /// Decides how a pull ends, and ends it unless copies are under way.
     void finish(Pull& pull, bool ok, std::string_view reason);
+    /// No queued copy can touch the pull's blocks any more.
+    [[nodiscard]] bool settled(const Pull& pull) { return own_.settled(pull.ticket) && own_.settled(pull.host_ticket); }
     /// Ends a decided pull when nothing of it is under way; true when it did, `pull` is gone then.
     bool conclude(Pull& pull);
     void let_go_of_sources();

@@ -14,6 +14,7 @@
 #include "baton/base/check.hpp"
 #include "baton/base/log.hpp"
 #include "baton/xavier/mover.hpp"
+#include "xavier/channels.hpp"
 #include "xavier/doorbell.hpp"
 #include "xavier/layout.hpp"
 #include "xavier/own_pool.hpp"
@@ -38,11 +39,14 @@ struct RemoveSource { wire::ReplicaTarget peer; };
 struct DropRequester { wire::ReplicaTarget peer; };
 struct Request { wire::ReplicaTarget peer; wire::PullRequest request; std::shared_ptr<net::Connection> link; };
 struct Arrived { wire::ReplicaTarget peer; wire::ExtentHeader header; std::vector<std::byte> bytes; };
+struct AddChannel { wire::ReplicaTarget peer; std::shared_ptr<net::Connection> link; bool sender; };
+struct ChannelMessage { wire::ReplicaTarget peer; wire::Message message; };
 struct Plant { TransferThread::Faults faults; };
 struct Checksums { std::vector<BlockId> blocks; std::shared_ptr<std::promise<Expected<std::vector<uint64_t>>>> answer; };
 struct Stop {};
 using Command = std::variant<Source, RemoveSource, pd::StartPull, pd::CancelPull, pd::VerifyPull, Arrived, Request,
-                             DropRequester, StoreMap, pd::StoreCopy, Plant, Checksums, Stop>;
+                             DropRequester, StoreMap, pd::StoreCopy, AddChannel, ChannelMessage, Plant,
+                             Checksums, Stop>;
 
 template <class... F>
 struct Overload : F... {
@@ -57,7 +61,8 @@ class Thread final : public TransferThread {
         : own_(file, device),
           callbacks_(std::move(callbacks)),
           puller_(own_, callbacks_, faults_),
-          server_(own_, faults_),
+          channels_(own_, puller_),
+          server_(own_, channels_, faults_),
           copier_(own_, callbacks_, [this] { ring(&bell_); }) {
         thread_ = std::thread([this] { run(); });
         ::pthread_setname_np(thread_.native_handle(), "baton-transfer");
@@ -113,6 +118,12 @@ class Thread final : public TransferThread {
         refusal.last = refusal.failed = true;
         link->send(refusal);
     }
+    void add_channel(wire::ReplicaTarget peer, std::shared_ptr<net::Connection> link, bool sender) override {
+        give(AddChannel{peer, std::move(link), sender});
+    }
+    void on_channel_message(wire::ReplicaTarget peer, wire::Message message) override {
+        give(ChannelMessage{peer, std::move(message)}, kCommandsMax);
+    }
     void drop_requester(wire::ReplicaTarget peer) override { give(DropRequester{peer}); }
     Expected<void> set_store(UniqueFd fd, uint32_t slots, uint64_t slot_bytes) override {
         BATON_TRY_ASSIGN(StoreMap store, StoreMap::open(std::move(fd), slots, slot_bytes, own_.layout()));
@@ -166,6 +177,7 @@ class Thread final : public TransferThread {
         const TimeMs now = steady_now();
         bool worked = false;
         guarded([&] { worked = puller_.step(now); });
+        guarded([&] { worked = channels_.step(now) || worked; });
         guarded([&] { worked = server_.step(now) || worked; });
         if (!worked) guarded([&] { worked = copier_.step(steady_now_us()); });
         return worked;
@@ -184,10 +196,10 @@ class Thread final : public TransferThread {
     }
 
     [[nodiscard]] int64_t wait_us() {
-        const int64_t poll_us = std::min(puller_.poll_us(), server_.poll_us());
+        const int64_t poll_us = std::min({puller_.poll_us(), channels_.poll_us(), server_.poll_us()});
         if (poll_us == 0) return 0;
         const TimeMs now = steady_now();
-        const TimeMs next = std::min(puller_.next_look(now), server_.next_look(now));
+        const TimeMs next = std::min({puller_.next_look(now), channels_.next_look(now), server_.next_look(now)});
         const int64_t pulls_us = std::clamp<int64_t>(next - now, 0, kIdleWaitUs / 1000) * 1000;
         return std::min({pulls_us, copier_.idle_us(steady_now_us()), poll_us});
     }
@@ -209,7 +221,10 @@ class Thread final : public TransferThread {
     void handle(Command& command) {
         std::visit(Overload{
                        [&](Source& c) { puller_.add_source(std::move(c)); },
-                       [&](RemoveSource& c) { puller_.remove_source(c.peer); },
+                       [&](RemoveSource& c) {
+                           puller_.remove_source(c.peer);
+                           channels_.remove(c.peer);
+                       },
                        [&](pd::StartPull& c) { puller_.start(std::move(c), steady_now()); },
                        [&](pd::CancelPull& c) { puller_.cancel(c.pull); },
                        [&](pd::VerifyPull& c) { verify(c); },
@@ -218,7 +233,12 @@ class Thread final : public TransferThread {
                            puller_.on_extent(c.peer, c.header, std::move(c.bytes), steady_now());
                        },
                        [&](Request& c) { server_.request(c.peer, std::move(c.request), std::move(c.link), steady_now()); },
-                       [&](DropRequester& c) { server_.drop(c.peer); },
+                       [&](DropRequester& c) {
+                           server_.drop(c.peer);
+                           channels_.remove(c.peer);
+                       },
+                       [&](AddChannel& c) { add_channel_now(c); },
+                       [&](ChannelMessage& c) { channels_.on_message(c.peer, c.message, steady_now()); },
                        [&](StoreMap& c) { copier_.set_store(std::move(c)); },
                        [&](pd::StoreCopy& c) { copier_.start(std::move(c)); },
                        [&](Plant& c) { faults_ = c.faults; },
@@ -226,6 +246,10 @@ class Thread final : public TransferThread {
                        [&](Stop&) { stopped_ = true; },
                    },
                    command);
+    }
+
+    void add_channel_now(AddChannel& c) {
+        if (own_.device() != nullptr) channels_.add(c.peer, std::move(c.link), c.sender, steady_now());
     }
 
     /// Waits for the device where the pool is on one: a test mode.
@@ -251,6 +275,7 @@ class Thread final : public TransferThread {
     const Callbacks callbacks_;
     Faults faults_;
     Puller puller_;
+    Channels channels_;
     PullServer server_;
     StoreCopier copier_;
     DoorbellWaiter waiter_;

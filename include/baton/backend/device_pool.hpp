@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "baton/base/error.hpp"
@@ -18,6 +20,32 @@ struct PageCopy {
     uint32_t layers = 0;
     std::span<const uint32_t> from;
     std::span<const uint32_t> to;
+};
+
+/// A channel between the pools of two processes that cannot map each other's: one side sends, the other receives, through
+/// two staging buffers each (NCCL, two ranks). Pairing and giving up run on threads of their own and may take half a
+/// second. Transfer thread only. What was asked of it last is all that may be under way for a buffer.
+class DeviceLink {
+  public:
+    enum class State : uint8_t { kPairing, kReady, kFailed };
+    static constexpr uint32_t kBuffers = 2;
+    virtual ~DeviceLink() = default;  ///< gives up, without waiting
+    [[nodiscard]] virtual State state() = 0;
+    /// Why it failed; constant words first, e.g. "timeout".
+    [[nodiscard]] virtual std::string reason() = 0;
+    [[nodiscard]] virtual size_t buffer_bytes() const = 0;
+
+    /// Sender: copies pages into the buffer, packed in (block, layer, k|v) order. A ticket of the pool's.
+    virtual Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) = 0;
+    /// Sends the buffer's first bytes, or receives as many. Both sides have agreed on it, in the same order.
+    virtual Expected<void> send(uint32_t buffer, size_t bytes) = 0;
+    virtual Expected<void> receive(uint32_t buffer, size_t bytes) = 0;
+    /// Whether the send or receive is done on this side. Never true after give_up() or an error.
+    [[nodiscard]] virtual Expected<bool> done(uint32_t buffer) = 0;
+    /// Receiver: copies pages out of the buffer. A ticket of the pool's.
+    virtual Expected<uint64_t> scatter(uint32_t buffer, const PageCopy& copy) = 0;
+    /// Fails the link: what is under way is aborted in the background. Idempotent.
+    virtual void give_up(std::string_view reason) = 0;
 };
 
 /// The KV pool of a DeviceBackend as Xavier's movers use it: copies run on a stream of their own, of low priority, beside
@@ -54,6 +82,16 @@ class DevicePool {
     [[nodiscard]] virtual Expected<bool> done(uint64_t ticket) = 0;
     /// CTAs a copy kernel may take (default 64).
     virtual void set_copy_ctas(uint32_t ctas) = 0;
+
+    /// Whether open_link() can work in this process; kUnavailable with the reason where not. Any thread.
+    [[nodiscard]] virtual Expected<void> linkable() { return fail(ErrorCode::kUnavailable, "this pool has no channels"); }
+    /// Draws what names a new channel; the sender makes it and passes it on.
+    virtual Expected<std::vector<uint8_t>> make_link_id() { return fail(ErrorCode::kUnavailable, "this pool has no channels"); }
+    /// Begins to pair; the other side does the same with `sender` the other way. The pool outlives the link.
+    virtual Expected<std::unique_ptr<DeviceLink>> open_link(std::span<const uint8_t> id, bool sender) {
+        (void)id, (void)sender;
+        return fail(ErrorCode::kUnavailable, "this pool has no channels");
+    }
 };
 
 }  // namespace baton::backend

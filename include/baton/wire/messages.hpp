@@ -438,13 +438,49 @@ struct WeightsFilled {
     BATON_FIELDS(ok)
 };
 
+// ---- Xavier, mover nccl: P ↔ D (docs/XAVIER.md, section 9) -------------------------------------------------------------
+
+/// P → D to begin pairing, with the channel's id; both, how the pairing (or the channel, later) ended.
+enum class PairStep : uint8_t { kOpen = 0, kReady = 1, kFailed = 2 };
+struct ChannelPair {
+    uint64_t attempt = 0;  ///< counted by P; what names an older one is ignored
+    PairStep step = PairStep::kOpen;
+    std::vector<uint8_t> id;
+    std::string reason;
+    BATON_FIELDS(attempt, step, id, reason)
+};
+/// P → D: an extent lies proven in a buffer of P's and can be sent.
+struct ChannelExtent {
+    uint64_t attempt = 0;
+    uint64_t number = 0;  ///< of the extent within the attempt, from 1
+    uint64_t pull = 0;
+    uint32_t first_layer = 0, layers = 0;
+    uint32_t first_index = 0, indices = 0;  ///< positions in PullRequest::block_indices
+    uint64_t bytes = 0;
+    BATON_FIELDS(attempt, number, pull, first_layer, layers, first_index, indices, bytes)
+};
+/// D → P: D receives that extent now, or does not want it.
+struct ChannelGo {
+    uint64_t attempt = 0;
+    uint64_t number = 0;
+    bool take = true;
+    BATON_FIELDS(attempt, number, take)
+};
+/// P → D: the extent left P whole.
+struct ChannelSent {
+    uint64_t attempt = 0;
+    uint64_t number = 0;
+    BATON_FIELDS(attempt, number)
+};
+
 /// The wire number of a message is its index here: append only.
 using Message =
     std::variant<Heartbeat, Hello, Refused, Prefill, Run, Retarget, Abort, Drain, Peers, ReplicaReady, LinkState,
                  TokenBatch, TargetBusy, HandoffDone, SequenceFailed, Fallback, ReplicaStats, LinkHello, Offer, Accept,
                  Busy, Commit, Release, Withdraw, PullRequest, ExtentHeader, WorkerReady, SpawnReplica, SpawnResult,
                  StopReplica, ReplicaExited, WorkerStats, StoreOpen, StoreReady, StoreAllot, StoreSlots, StorePublish,
-                 StoreLease, StoreUnlease, WeightsOpen, WeightsGrant, WeightsFilled>;
+                 StoreLease, StoreUnlease, WeightsOpen, WeightsGrant, WeightsFilled, ChannelPair, ChannelExtent,
+                 ChannelGo, ChannelSent>;
 
 /// Frame header: "BTN1", u16 type, u16 zero, u32 body length (little-endian).
 inline constexpr size_t kFrameHeaderBytes = 12;

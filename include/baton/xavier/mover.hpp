@@ -104,6 +104,12 @@ class TransferThread {
     virtual void verify_pull(const pd::VerifyPull& verify) = 0;
     /// D: an ExtentHeader with its bytes arrived on a source's link.
     virtual void on_extent(wire::ReplicaTarget peer, wire::ExtentHeader header, std::vector<std::byte> bytes) = 0;
+    /// Mover nccl, both sides: the link with that peer is up, and the two pair a channel for pulls over it; `sender`: this is
+    /// P. D adds its source by add_source, without `map`. Until they have paired, and after a failure, extents go over the
+    /// link as with tcp. Ends with remove_source or drop_requester.
+    virtual void add_channel(wire::ReplicaTarget peer, std::shared_ptr<net::Connection> link, bool sender) = 0;
+    /// A Channel… message of that peer.
+    virtual void on_channel_message(wire::ReplicaTarget peer, wire::Message message) = 0;
     /// P: a decode peer asks for blocks of an offer this replica holds open; answered over `link` as progress allows.
     virtual void on_pull_request(wire::ReplicaTarget peer, wire::PullRequest request, std::shared_ptr<net::Connection> link) = 0;
     /// P: the peer's link is gone; stop answering it.

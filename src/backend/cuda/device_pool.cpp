@@ -225,6 +225,17 @@ Expected<uint64_t> CudaDevicePool::pull(uint32_t id, const PageCopy& copy) {
     return ticket(kPullLane, check(e, "KV pull"));
 }
 
+Expected<uint64_t> CudaDevicePool::copy(const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
+                                        std::span<const uint32_t> to_blocks, uint32_t layers) {
+    const size_t n = std::max(from_blocks.size(), to_blocks.size());
+    for (size_t i = identity_.size(); i < n; ++i) identity_.push_back(static_cast<uint32_t>(i));
+    const auto rows = std::span<const uint32_t>(identity_).first(n);
+    BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
+    const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, from_blocks.empty() ? rows : from_blocks, to,
+                                     to_blocks.empty() ? rows : to_blocks, shape(layers));
+    return ticket(kPullLane, check(e, "KV copy"));
+}
+
 // ---- host memory -----------------------------------------------------------------------------------------------------
 
 Expected<uint64_t> CudaDevicePool::to_host(const PageCopy& copy, std::span<std::byte> host) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/nccl_link.hpp"
 #include "baton/backend/device_pool.hpp"
 
 namespace baton::backend::cuda {
@@ -67,7 +68,16 @@ class CudaDevicePool final : public DevicePool {
     void unpin(std::span<std::byte> memory) override;
     [[nodiscard]] Expected<bool> done(uint64_t ticket) override;
     void set_copy_ctas(uint32_t ctas) override { ctas_ = ctas; }
+    [[nodiscard]] Expected<void> linkable() override { return nccl_.load(); }
+    Expected<std::vector<uint8_t>> make_link_id() override { return nccl_.make_id(); }
+    Expected<std::unique_ptr<DeviceLink>> open_link(std::span<const uint8_t> id, bool sender) override {
+        return nccl_.open(*this, id, sender);
+    }
 
+    /// Queues a copy of pages between the pool and packed memory of the same device, beside the pulls; an empty list stands
+    /// for 0, 1, 2 …: the blocks of packed memory.
+    Expected<uint64_t> copy(const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
+                            std::span<const uint32_t> to_blocks, uint32_t layers);
     [[nodiscard]] int device() const { return device_; }
     /// CTAs a copy kernel may take.
     [[nodiscard]] uint32_t copy_ctas() const { return ctas_; }
@@ -116,6 +126,7 @@ class CudaDevicePool final : public DevicePool {
     std::mutex mutex_;  ///< guards peers_
     uint32_t next_peer_ = 1;
     std::map<uint32_t, Peer> peers_;
+    NcclRuntime nccl_;
 };
 
 }  // namespace baton::backend::cuda

@@ -30,7 +30,14 @@ std::vector<Message> samples() {
             TokenBatch{{{{SequenceId{7}, 2}, 1, {{11, -0.5f, {{11, -0.5f}, {12, -1.0f}}}}, Finish::kStop, 16}}},
             Offer{OfferId{1}, sample_sequence(), {Digest{1}}, {3, 4}, {1, 1}, 20, 2},
             Commit{OfferId{1}, {9}, {123}},
-            StoreSlots{4, {0, UINT32_MAX}}};
+            StoreSlots{4, {0, UINT32_MAX}},
+            WeightsOpen{{ReplicaId{1}, Epoch{2}}, "m", Digest{7}, 1u << 20},
+            WeightsGrant{WeightsState::kReady, 1u << 20},
+            WeightsFilled{false},
+            ChannelPair{3, PairStep::kFailed, {1, 2}, "timeout"},
+            ChannelExtent{3, 9, 7, 1, 2, 3, 4, 1u << 24},
+            ChannelGo{3, 9, false},
+            ChannelSent{3, 9}};
 }
 
 Expected<Message> decode(std::span<const std::byte> bytes) {
@@ -54,6 +61,35 @@ TEST(Messages, GoldenBytesOfAbort) {
     const std::vector<uint8_t> want{'B', 'T', 'N', '1', 6, 0, 0, 0, 12, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0};
     ASSERT_EQ(bytes.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(static_cast<uint8_t>(bytes[i]), want[i]) << i;
+}
+
+std::vector<uint8_t> bytes_of(const Message& m) {
+    std::vector<uint8_t> out;
+    for (const std::byte b : encode(m)) out.push_back(static_cast<uint8_t>(b));
+    return out;
+}
+
+TEST(Messages, GoldenBytesOfTheWeightsMessages) {
+    std::vector<uint8_t> open{'B', 'T', 'N', '1', 39, 0, 0, 0, 62, 0, 0, 0,
+                              1,   0,   0,   0,   0,  0, 0, 0,  // replica
+                              2,   0,   0,   0,   0,  0, 0, 0,  // epoch
+                              2,   0,   0,   0,   'm', '1'};
+    open.push_back(7);
+    open.insert(open.end(), 31, 0);
+    for (const int b : {0, 0, 0x10, 0, 0, 0, 0, 0}) open.push_back(static_cast<uint8_t>(b));
+    EXPECT_EQ(bytes_of(WeightsOpen{{ReplicaId{1}, Epoch{2}}, "m1", Digest{7}, 1u << 20}), open);
+    EXPECT_EQ(bytes_of(WeightsGrant{WeightsState::kFill, 0x0102030405060708}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 40, 0, 0, 0, 9, 0, 0, 0, 1, 8, 7, 6, 5, 4, 3, 2, 1}));
+    EXPECT_EQ(bytes_of(WeightsFilled{true}), (std::vector<uint8_t>{'B', 'T', 'N', '1', 41, 0, 0, 0, 1, 0, 0, 0, 1}));
+}
+
+TEST(Messages, GoldenBytesOfTheChannelMessages) {
+    EXPECT_EQ(bytes_of(ChannelPair{3, PairStep::kFailed, {1, 2}, "x"}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 42, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 1, 2, 1, 0, 0, 0, 'x'}));
+    EXPECT_EQ(bytes_of(ChannelGo{3, 9, true}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 44, 0, 0, 0, 17, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1}));
+    EXPECT_EQ(bytes_of(ChannelSent{3, 9}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 45, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
 }
 
 TEST(Messages, EveryTruncationIsAnErrorOrDefaultsWholeTrailingFields) {

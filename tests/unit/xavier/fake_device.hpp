@@ -21,6 +21,98 @@
 
 namespace baton::xavier::test {
 
+/// What lies between the two ends of FakeDevice channels. An end that gives up is not noticed by the other one.
+class FakeFabric {
+  public:
+    struct Move {
+        int end;
+        uint32_t buffer;
+        size_t bytes;
+    };
+    struct Pipe {
+        bool opened[2] = {false, false};  ///< receiver, sender
+        bool dead[2] = {false, false};
+        std::vector<std::byte> staging[2][backend::DeviceLink::kBuffers];
+        std::deque<Move> waiting[2];
+        bool done[2][backend::DeviceLink::kBuffers] = {};
+    };
+    std::mutex mutex;
+    std::map<uint64_t, std::shared_ptr<Pipe>> pipes;
+    uint64_t ids = 0;
+    bool stuck = false;    ///< nothing moves
+    bool no_pair = false;  ///< nobody gets ready
+    bool no_open = false;
+    uint64_t moved = 0;
+    size_t buffer_bytes = 64 * 1024;
+
+    /// Moves what both ends have launched; call with the mutex.
+    void match(Pipe& p) {
+        while (!stuck && !p.dead[0] && !p.dead[1] && !p.waiting[0].empty() && !p.waiting[1].empty()) {
+            const Move r = p.waiting[0].front(), s = p.waiting[1].front();
+            EXPECT_EQ(r.bytes, s.bytes);
+            std::memcpy(p.staging[0][r.buffer].data(), p.staging[1][s.buffer].data(), s.bytes);
+            p.done[0][r.buffer] = p.done[1][s.buffer] = true;
+            p.waiting[0].pop_front();
+            p.waiting[1].pop_front();
+            ++moved;
+        }
+    }
+};
+
+class FakeDevice;
+class FakeLink final : public backend::DeviceLink {
+  public:
+    FakeLink(FakeFabric& fabric, FakeDevice& device, uint64_t id, bool sender) : fabric_(fabric), device_(device), end_(sender ? 1 : 0) {
+        const std::lock_guard lock(fabric_.mutex);
+        auto& p = fabric_.pipes[id];
+        if (!p) p = std::make_shared<FakeFabric::Pipe>();
+        pipe_ = p;
+        pipe_->opened[end_] = true;
+        for (auto& s : pipe_->staging[end_]) s.resize(fabric.buffer_bytes);
+    }
+    ~FakeLink() override { FakeLink::give_up("closed"); }
+    State state() override {
+        const std::lock_guard lock(fabric_.mutex);
+        if (failed_) return State::kFailed;
+        return pipe_->opened[0] && pipe_->opened[1] && !fabric_.no_pair ? State::kReady : State::kPairing;
+    }
+    std::string reason() override { return reason_; }
+    size_t buffer_bytes() const override { return fabric_.buffer_bytes; }
+    Expected<uint64_t> gather(uint32_t buffer, const backend::PageCopy& copy) override;
+    Expected<uint64_t> scatter(uint32_t buffer, const backend::PageCopy& copy) override;
+    Expected<void> send(uint32_t buffer, size_t bytes) override { return launch(buffer, bytes); }
+    Expected<void> receive(uint32_t buffer, size_t bytes) override { return launch(buffer, bytes); }
+    Expected<bool> done(uint32_t buffer) override {
+        const std::lock_guard lock(fabric_.mutex);
+        if (failed_) return fail(ErrorCode::kPeerLost, reason_);
+        fabric_.match(*pipe_);
+        return pipe_->done[end_][buffer];
+    }
+    void give_up(std::string_view reason) override {
+        const std::lock_guard lock(fabric_.mutex);
+        if (failed_) return;
+        failed_ = true;
+        reason_ = reason;
+        pipe_->dead[end_] = true;
+    }
+
+  private:
+    Expected<void> launch(uint32_t buffer, size_t bytes) {
+        const std::lock_guard lock(fabric_.mutex);
+        if (failed_) return fail(ErrorCode::kPeerLost, reason_);
+        pipe_->done[end_][buffer] = false;
+        pipe_->waiting[end_].push_back({end_, buffer, bytes});
+        fabric_.match(*pipe_);
+        return {};
+    }
+    FakeFabric& fabric_;
+    FakeDevice& device_;
+    const int end_;
+    std::shared_ptr<FakeFabric::Pipe> pipe_;
+    bool failed_ = false;
+    std::string reason_;
+};
+
 /// A device whose memory is host memory. Copies run on a thread of its own, one after the other, some time after they were
 /// queued: what they read is what is there then, and a ticket is done only afterwards.
 class FakeDevice final : public backend::DevicePool {
@@ -151,6 +243,36 @@ class FakeDevice final : public backend::DevicePool {
         return ticket <= completed_;
     }
     void set_copy_ctas(uint32_t) override {}
+    Expected<void> linkable() override {
+        if (fabric == nullptr) return fail(ErrorCode::kUnavailable, "no fabric");
+        return {};
+    }
+    Expected<std::vector<uint8_t>> make_link_id() override {
+        BATON_TRY(linkable());
+        const std::lock_guard lock(fabric->mutex);
+        if (fabric->no_open) return fail(ErrorCode::kIo, "no open");
+        std::vector<uint8_t> id(8);
+        std::memcpy(id.data(), &++fabric->ids, 8);
+        return id;
+    }
+    Expected<std::unique_ptr<backend::DeviceLink>> open_link(std::span<const uint8_t> id, bool sender) override {
+        uint64_t n = 0;
+        if (id.size() != sizeof n) return fail(ErrorCode::kCorrupt, "id");
+        std::memcpy(&n, id.data(), sizeof n);
+        return std::make_unique<FakeLink>(*fabric, *this, n, sender);
+    }
+    FakeFabric* fabric = nullptr;  ///< set before the transfer thread starts
+
+    /// As to_host and from_host, for memory that `keep` owns.
+    Expected<uint64_t> move(const backend::PageCopy& copy, std::byte* staging, bool out, std::shared_ptr<void> keep) {
+        const Copy c(copy);
+        return queue(0, [this, c, staging, out, keep] {
+            each_page(c, [&](size_t i, uint32_t layer, bool v, size_t at) {
+                std::byte* page = memory().data() + layout_.page_offset(layer, v, out ? c.from[i] : c.to[i]);
+                std::memcpy(out ? staging + at : page, out ? page : staging + at, layout_.page_bytes());
+            });
+        });
+    }
 
   private:
     struct Peer {
@@ -223,5 +345,12 @@ class FakeDevice final : public backend::DevicePool {
     bool paused_ = false, lost_ = false, stopping_ = false;
     std::thread thread_;
 };
+
+inline Expected<uint64_t> FakeLink::gather(uint32_t buffer, const backend::PageCopy& copy) {
+    return device_.move(copy, pipe_->staging[end_][buffer].data(), true, pipe_);
+}
+inline Expected<uint64_t> FakeLink::scatter(uint32_t buffer, const backend::PageCopy& copy) {
+    return device_.move(copy, pipe_->staging[end_][buffer].data(), false, pipe_);
+}
 
 }  // namespace baton::xavier::test

@@ -1,0 +1,344 @@
+/// A channel between two pools over a two-rank NCCL communicator. Facts that shape it: a communicator never notices that its
+/// peer died, so whoever uses the link must; an abort takes half a second, after which the stream says success although
+/// nothing came, so success counts only before it; in non-blocking mode an idle stream says nothing until NCCL itself does.
+#include "backend/cuda/nccl_link.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "backend/cuda/device_pool.hpp"
+
+#if __has_include(<nccl.h>)
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#define BATON_HAS_NCCL 1
+#else
+#define BATON_HAS_NCCL 0
+#endif
+
+namespace baton::backend::cuda {
+
+#if BATON_HAS_NCCL
+
+struct NcclApi {
+    decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+    decltype(&ncclCommInitRankConfig) comm_init = nullptr;
+    decltype(&ncclCommGetAsyncError) async_error = nullptr;
+    decltype(&ncclCommAbort) comm_abort = nullptr;
+    decltype(&ncclSend) send = nullptr;
+    decltype(&ncclRecv) receive = nullptr;
+    decltype(&ncclGetErrorString) error_string = nullptr;
+};
+
+/// What a link and its threads share; it outlives the link while a thread works on it.
+struct NcclRuntime::Channel {
+    std::shared_ptr<NcclApi> api;
+    int device = 0;
+    bool sender = false;
+    ncclUniqueId id{};
+    // Written while pairing, then by the user of the link until it fails, then by the aborting thread.
+    ncclComm_t comm = nullptr;
+    cudaStream_t stream = nullptr;
+    cudaEvent_t events[DeviceLink::kBuffers] = {};
+    std::byte* staging = nullptr;
+
+    std::atomic<DeviceLink::State> state{DeviceLink::State::kPairing};
+    std::mutex mutex;  ///< guards `reason`
+    std::string reason;
+
+    /// The first reason stays; true for the call that made the link fail.
+    DeviceLink::State fail_with(std::string_view why) {
+        const std::lock_guard lock(mutex);
+        const auto before = state.exchange(DeviceLink::State::kFailed);
+        if (before != DeviceLink::State::kFailed) reason = why;
+        return before;
+    }
+    [[nodiscard]] bool failed() const { return state.load() == DeviceLink::State::kFailed; }
+};
+
+namespace {
+
+using Channel = NcclRuntime::Channel;
+using State = DeviceLink::State;
+
+constexpr auto kPairLook = std::chrono::microseconds(200);
+
+struct Deadline {
+    std::chrono::steady_clock::time_point at;
+    [[nodiscard]] bool passed() const { return std::chrono::steady_clock::now() >= at; }
+};
+
+std::string nccl_text(const Channel& c, ncclResult_t r) { return std::string("nccl: ") + c.api->error_string(r); }
+
+/// Waits for the communicator; "" when it is at ease, else why not.
+std::string settle(Channel& c, ncclResult_t r, const Deadline& deadline) {
+    while (r == ncclInProgress || r == ncclSuccess) {
+        ncclResult_t state = ncclInProgress;
+        if (const ncclResult_t q = c.api->async_error(c.comm, &state); q != ncclSuccess) return nccl_text(c, q);
+        if (state == ncclSuccess) return "";
+        r = state;
+        if (state != ncclInProgress) break;
+        if (c.failed()) return "given up";
+        if (deadline.passed()) return "timeout: the peer did not pair";
+        std::this_thread::sleep_for(kPairLook);
+    }
+    return nccl_text(c, r);
+}
+
+std::string cuda_text(cudaError_t e) {
+    (void)cudaGetLastError();
+    return std::string("cuda: ") + cudaGetErrorString(e);
+}
+
+/// Memory, communicator, and one byte across, which is what connects the two; "" or why not.
+std::string pair(Channel& c) {
+    if (const cudaError_t e = cudaSetDevice(c.device); e != cudaSuccess) return cuda_text(e);
+    if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), DeviceLink::kBuffers * kLinkBufferBytes); e != cudaSuccess) return cuda_text(e);
+    int lowest = 0, highest = 0;
+    (void)cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    if (const cudaError_t e = cudaStreamCreateWithPriority(&c.stream, cudaStreamNonBlocking, lowest); e != cudaSuccess) return cuda_text(e);
+    for (cudaEvent_t& event : c.events)
+        if (const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming); e != cudaSuccess) return cuda_text(e);
+    const Deadline deadline{std::chrono::steady_clock::now() + std::chrono::milliseconds(kPairTimeoutMs)};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.maxCTAs = kLinkCtas;
+    const ncclResult_t made = c.api->comm_init(&c.comm, 2, c.id, c.sender ? 0 : 1, &config);
+    if (c.comm == nullptr) return nccl_text(c, made);
+    if (std::string why = settle(c, made, deadline); !why.empty()) return why;
+    const ncclResult_t moved = c.sender ? c.api->send(c.staging, 1, ncclChar, 1, c.comm, c.stream)
+                                        : c.api->receive(c.staging, 1, ncclChar, 0, c.comm, c.stream);
+    if (std::string why = settle(c, moved, deadline); !why.empty()) return why;
+    if (const cudaError_t e = cudaEventRecord(c.events[0], c.stream); e != cudaSuccess) return cuda_text(e);
+    for (cudaError_t e = cudaErrorNotReady; e != cudaSuccess;) {
+        e = cudaEventQuery(c.events[0]);
+        if (e != cudaSuccess && e != cudaErrorNotReady) return cuda_text(e);
+        if (e == cudaErrorNotReady && c.failed()) return "given up";
+        if (e == cudaErrorNotReady && deadline.passed()) return "timeout: the peer did not pair";
+        if (e == cudaErrorNotReady) std::this_thread::sleep_for(kPairLook);
+    }
+    return "";
+}
+
+/// Ends what may be stuck, then frees what it used.
+void abort_job(Channel& c) {
+    (void)cudaSetDevice(c.device);
+    if (c.comm != nullptr) (void)c.api->comm_abort(c.comm);
+    c.comm = nullptr;
+    if (c.stream != nullptr) {
+        (void)cudaStreamSynchronize(c.stream);
+        (void)cudaStreamDestroy(c.stream);
+    }
+    for (const cudaEvent_t e : c.events)
+        if (e != nullptr) (void)cudaEventDestroy(e);
+    if (c.staging != nullptr) (void)cudaFree(c.staging);
+    (void)cudaGetLastError();
+}
+
+void pair_job(Channel& c) {
+    std::string why = pair(c);
+    State expected = State::kPairing;
+    if (why.empty() && c.state.compare_exchange_strong(expected, State::kReady)) return;
+    c.fail_with(why);
+    abort_job(c);
+}
+
+}  // namespace
+
+/// The link's user end. NCCL calls go out one at a time: the next only when the communicator is at ease.
+class NcclLink final : public DeviceLink {
+  public:
+    NcclLink(NcclRuntime& runtime, CudaDevicePool& pool, std::shared_ptr<Channel> channel)
+        : runtime_(runtime), pool_(pool), c_(std::move(channel)) {}
+    ~NcclLink() override { NcclLink::give_up("closed"); }
+
+    [[nodiscard]] State state() override { return c_->state.load(); }
+    [[nodiscard]] std::string reason() override {
+        const std::lock_guard lock(c_->mutex);
+        return c_->reason;
+    }
+    [[nodiscard]] size_t buffer_bytes() const override { return kLinkBufferBytes; }
+
+    Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) override {
+        BATON_TRY(usable());
+        return pool_.copy(pool_.pages(copy.first_layer), copy.from, packed(buffer, copy.layers), {}, copy.layers);
+    }
+    Expected<uint64_t> scatter(uint32_t buffer, const PageCopy& copy) override {
+        BATON_TRY(usable());
+        return pool_.copy(packed(buffer, copy.layers), {}, pool_.pages(copy.first_layer), copy.to, copy.layers);
+    }
+    Expected<void> send(uint32_t buffer, size_t bytes) override { return queue(buffer, bytes); }
+    Expected<void> receive(uint32_t buffer, size_t bytes) override { return queue(buffer, bytes); }
+
+    [[nodiscard]] Expected<bool> done(uint32_t buffer) override {
+        BATON_TRY(advance());
+        if (phases_[buffer] != Phase::kRecorded) return false;
+        const cudaError_t e = cudaEventQuery(c_->events[buffer]);
+        if (e == cudaErrorNotReady) return false;
+        if (e != cudaSuccess) {
+            give_up(cuda_text(e));
+            return broken();
+        }
+        // Whoever aborts marks the link first: an event that was done while the mark was not there is true.
+        BATON_TRY(usable());
+        return true;
+    }
+
+    void give_up(std::string_view reason) override {
+        // A link that still pairs is ended by the thread that pairs it.
+        if (c_->fail_with(reason) == State::kReady) runtime_.run(c_, abort_job);
+    }
+
+  private:
+    enum class Phase : uint8_t { kNone, kQueued, kRecorded };
+    struct Move {
+        uint32_t buffer;
+        size_t bytes;
+    };
+
+    [[nodiscard]] tl::unexpected<Error> broken() { return fail(ErrorCode::kPeerLost, "link of the KV pools: " + reason()); }
+    Expected<void> usable() {
+        if (c_->state.load() != State::kReady) return broken();
+        return {};
+    }
+    [[nodiscard]] PageMap packed(uint32_t buffer, uint32_t layers) const {
+        return packed_map(c_->staging + buffer * kLinkBufferBytes, layers, pool_.layout().page_bytes());
+    }
+    Expected<void> queue(uint32_t buffer, size_t bytes) {
+        BATON_TRY(usable());
+        if (buffer >= kBuffers || bytes > kLinkBufferBytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
+        phases_[buffer] = Phase::kQueued;
+        waiting_.push_back({buffer, bytes});
+        return advance();
+    }
+    Expected<void> advance() {
+        BATON_TRY(usable());
+        (void)cudaSetDevice(c_->device);
+        while (!waiting_.empty()) {
+            if (launched_) {
+                ncclResult_t state = ncclInProgress;
+                const ncclResult_t q = c_->api->async_error(c_->comm, &state);
+                if (q == ncclSuccess && state == ncclInProgress) return {};
+                if (q != ncclSuccess || state != ncclSuccess) return lost(q != ncclSuccess ? q : state);
+                const uint32_t buffer = waiting_.front().buffer;
+                if (const cudaError_t e = cudaEventRecord(c_->events[buffer], c_->stream); e != cudaSuccess) {
+                    give_up(cuda_text(e));
+                    return broken();
+                }
+                phases_[buffer] = Phase::kRecorded;
+                waiting_.pop_front();
+                launched_ = false;
+                continue;
+            }
+            const Move& m = waiting_.front();
+            std::byte* at = c_->staging + m.buffer * kLinkBufferBytes;
+            const ncclResult_t r = c_->sender ? c_->api->send(at, m.bytes, ncclChar, 1, c_->comm, c_->stream)
+                                              : c_->api->receive(at, m.bytes, ncclChar, 0, c_->comm, c_->stream);
+            if (r != ncclSuccess && r != ncclInProgress) return lost(r);
+            launched_ = true;
+        }
+        return {};
+    }
+    tl::unexpected<Error> lost(ncclResult_t r) {
+        give_up(nccl_text(*c_, r));
+        return broken();
+    }
+
+    NcclRuntime& runtime_;
+    CudaDevicePool& pool_;
+    std::shared_ptr<Channel> c_;
+    Phase phases_[kBuffers] = {};
+    std::deque<Move> waiting_;  ///< the front one may be launched, and not yet taken by NCCL
+    bool launched_ = false;
+};
+
+NcclRuntime::NcclRuntime() = default;
+
+NcclRuntime::~NcclRuntime() {
+    for (Job& job : jobs_) job.thread.join();
+}
+
+Expected<void> NcclRuntime::load() {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(tried_, true)) {
+        // Collectives are never used; without this NCCL sets up multicast memory for them.
+        ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+        void* library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+        auto api = std::make_shared<NcclApi>();
+        const auto find = [&](auto& function, const char* name) {
+            function = library == nullptr ? nullptr : reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(library, name));
+            if (function == nullptr && missing_.empty()) {
+                const char* why = ::dlerror();
+                missing_ = library == nullptr ? std::string("NCCL could not be opened: ") + (why == nullptr ? "" : why)
+                                              : std::string("NCCL lacks ") + name;
+            }
+        };
+        find(api->get_unique_id, "ncclGetUniqueId");
+        find(api->comm_init, "ncclCommInitRankConfig");
+        find(api->async_error, "ncclCommGetAsyncError");
+        find(api->comm_abort, "ncclCommAbort");
+        find(api->send, "ncclSend");
+        find(api->receive, "ncclRecv");
+        find(api->error_string, "ncclGetErrorString");
+        if (missing_.empty()) api_ = std::move(api);
+    }
+    if (!api_) return fail(ErrorCode::kUnavailable, missing_);
+    return {};
+}
+
+Expected<std::vector<uint8_t>> NcclRuntime::make_id() {
+    BATON_TRY(load());
+    ncclUniqueId id;
+    if (const ncclResult_t r = api_->get_unique_id(&id); r != ncclSuccess)
+        return fail(ErrorCode::kIo, std::string("nccl: ") + api_->error_string(r));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&id);
+    return std::vector<uint8_t>(bytes, bytes + sizeof id);
+}
+
+Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, std::span<const uint8_t> id, bool sender) {
+    BATON_TRY(load());
+    auto channel = std::make_shared<Channel>();
+    if (id.size() != sizeof channel->id) return fail(ErrorCode::kCorrupt, "id of a link: wrong size");
+    std::memcpy(&channel->id, id.data(), id.size());
+    channel->api = api_;
+    channel->device = pool.device();
+    channel->sender = sender;
+    run(channel, pair_job);
+    return std::make_unique<NcclLink>(*this, pool, std::move(channel));
+}
+
+void NcclRuntime::run(std::shared_ptr<Channel> channel, void (*job)(Channel&)) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(jobs_, [](Job& j) {
+        if (!j.ended->load()) return false;
+        j.thread.join();
+        return true;
+    });
+    auto ended = std::make_shared<std::atomic<bool>>(false);
+    jobs_.push_back({std::thread([channel = std::move(channel), job, ended] {
+                         job(*channel);
+                         ended->store(true);
+                     }),
+                     ended});
+}
+
+#else  // built without nccl.h
+
+struct NcclApi {};
+
+NcclRuntime::NcclRuntime() = default;
+NcclRuntime::~NcclRuntime() = default;
+Expected<void> NcclRuntime::load() { return fail(ErrorCode::kUnavailable, "this build has no NCCL"); }
+Expected<std::vector<uint8_t>> NcclRuntime::make_id() { return fail(ErrorCode::kUnavailable, "this build has no NCCL"); }
+Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool&, std::span<const uint8_t>, bool) {
+    return fail(ErrorCode::kUnavailable, "this build has no NCCL");
+}
+
+#endif
+
+}  // namespace baton::backend::cuda

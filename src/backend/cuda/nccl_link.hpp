@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "baton/backend/device_pool.hpp"
+
+namespace baton::backend::cuda {
+
+class CudaDevicePool;
+struct NcclApi;
+
+/// Staging memory of a link is twice this on each side. NCCL passes 200 GB/s over NVLink from 16 MiB on.
+inline constexpr size_t kLinkBufferBytes = 32u << 20;
+/// CTAs a communicator may take; NCCL_MAX_CTAS in the environment overrules it.
+inline constexpr int kLinkCtas = 8;
+/// Both sides must have come within this time of the call.
+inline constexpr int64_t kPairTimeoutMs = 20'000;
+
+/// NCCL, opened at run time, and the threads that pair and abort. Owned by a pool.
+class NcclRuntime {
+  public:
+    NcclRuntime();
+    /// Waits for pairings and aborts under way: links gave up before.
+    ~NcclRuntime();
+    NcclRuntime(const NcclRuntime&) = delete;
+    NcclRuntime& operator=(const NcclRuntime&) = delete;
+
+    /// Opens libnccl.so.2 at the first call; kUnavailable with the reason where that fails. Any thread.
+    Expected<void> load();
+    Expected<std::vector<uint8_t>> make_id();
+    Expected<std::unique_ptr<DeviceLink>> open(CudaDevicePool& pool, std::span<const uint8_t> id, bool sender);
+
+    struct Channel;
+
+  private:
+    friend class NcclLink;
+    void run(std::shared_ptr<Channel> channel, void (*job)(Channel&));
+
+    struct Job {
+        std::thread thread;
+        std::shared_ptr<std::atomic<bool>> ended;
+    };
+    std::mutex mutex_;
+    bool tried_ = false;
+    std::string missing_;
+    std::shared_ptr<NcclApi> api_;
+    std::vector<Job> jobs_;
+};
+
+}  // namespace baton::backend::cuda

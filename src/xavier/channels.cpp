@@ -1,0 +1,311 @@
+#include "xavier/channels.hpp"
+
+#include <algorithm>
+
+#include "baton/base/log.hpp"
+#include "xavier/page_copy.hpp"
+
+namespace baton::xavier {
+namespace {
+
+/// Rate below which a channel is taken for stuck, and what is added to twice the time that gives.
+constexpr uint64_t kSlowBytesPerMs = 500'000;
+constexpr int64_t kGraceMs = 1'000;
+constexpr int64_t kPollUs = 15;
+constexpr int64_t kPairPollUs = 1'000;
+
+TimeMs move_deadline(TimeMs now, uint64_t bytes) { return now + 2 * static_cast<int64_t>(bytes / kSlowBytesPerMs) + kGraceMs; }
+
+}  // namespace
+
+Channels::Channels(OwnPool& own, Puller& puller) : own_(own), puller_(puller) {}
+Channels::~Channels() = default;
+
+Channels::Channel* Channels::find(const wire::ReplicaTarget& peer) {
+    const auto it = channels_.find(key_of(peer));
+    return it == channels_.end() ? nullptr : &it->second;
+}
+const Channels::Channel* Channels::find(const wire::ReplicaTarget& peer) const {
+    const auto it = channels_.find(key_of(peer));
+    return it == channels_.end() ? nullptr : &it->second;
+}
+
+void Channels::add(const wire::ReplicaTarget& peer, std::shared_ptr<net::Connection> link, bool sender, TimeMs now) {
+    remove(peer);
+    Channel& c = channels_[key_of(peer)];
+    c.peer = peer;
+    c.link = std::move(link);
+    c.sender = sender;
+    c.next_try = now;
+}
+
+void Channels::remove(const wire::ReplicaTarget& peer) {
+    Channel* c = find(peer);
+    if (c == nullptr) return;
+    fail(*c, "peer_lost", false, TimeMs{});
+    channels_.erase(key_of(peer));
+}
+
+// ---- pairing -------------------------------------------------------------------------------------------------------
+
+void Channels::begin(Channel& c, TimeMs now) {
+    ++c.attempt;
+    auto id = own_.device()->make_link_id();
+    if (!id) return fail(c, id.error().message, false, now);
+    auto link = own_.device()->open_link(*id, true);
+    if (!link) return fail(c, link.error().message, false, now);
+    c.device = std::move(*link);
+    c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kOpen, std::move(*id), ""});
+}
+
+/// What was under way is lost; the sender tries again later.
+void Channels::fail(Channel& c, std::string_view reason, bool tell, TimeMs now) {
+    if (c.device != nullptr) c.device->give_up(reason);
+    if (reason != "peer_lost") log::warn("xavier.channel_failed", {{"peer", c.peer.replica.value - 1}, {"reason", reason}});
+    if (tell && c.device != nullptr) c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kFailed, {}, std::string(reason)});
+    c.device.reset();
+    c.told_ready = c.peer_ready = false;
+    for (Buffer& b : c.buffers) {
+        if (!c.sender && (b.state == Buffer::State::kMoving || b.state == Buffer::State::kMoved)) puller_.lose_channel(b.pull);
+        b = {};
+    }
+    for (const wire::ChannelExtent& m : c.offered) puller_.lose_channel(m.pull);
+    c.offered.clear();
+    c.next_try = now + c.retry_ms;
+    c.retry_ms = std::min(c.retry_ms * 2, kRetryMsMax);
+}
+
+void Channels::on_message(const wire::ReplicaTarget& peer, const wire::Message& message, TimeMs now) {
+    Channel* c = find(peer);
+    if (c == nullptr) return;
+    if (const auto* pair = std::get_if<wire::ChannelPair>(&message)) return on(*c, *pair, now);
+    if (c->device == nullptr) return;
+    if (const auto* extent = std::get_if<wire::ChannelExtent>(&message)) return on(*c, *extent, now);
+    if (const auto* go = std::get_if<wire::ChannelGo>(&message)) return on(*c, *go, now);
+    if (const auto* sent = std::get_if<wire::ChannelSent>(&message)) return on(*c, *sent, now);
+}
+
+void Channels::on(Channel& c, const wire::ChannelPair& m, TimeMs now) {
+    if (m.step == wire::PairStep::kOpen) {
+        if (c.sender || m.attempt <= c.attempt) return;
+        if (c.device != nullptr) fail(c, "paired again", false, now);
+        c.attempt = m.attempt;
+        auto link = own_.device()->open_link(m.id, false);
+        if (link) {
+            c.device = std::move(*link);
+        } else {
+            log::warn("xavier.channel_failed", {{"peer", c.peer.replica.value - 1}, {"reason", link.error().message}});
+            c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kFailed, {}, link.error().message});
+        }
+        return;
+    }
+    if (m.attempt != c.attempt || c.device == nullptr) return;
+    if (m.step == wire::PairStep::kReady) c.peer_ready = true;
+    else fail(c, "the peer's side: " + m.reason, false, now);
+}
+
+// ---- extents -------------------------------------------------------------------------------------------------------
+
+Channels::Buffer* Channels::find_buffer(Channel& c, Buffer::State state, uint64_t number) {
+    for (Buffer& b : c.buffers)
+        if (b.state == state && b.number == number) return &b;
+    return nullptr;
+}
+
+/// Receiver. Taken in the order of arrival, which is that of the sender's numbers.
+void Channels::on(Channel& c, const wire::ChannelExtent& m, TimeMs now) {
+    if (c.sender || m.attempt != c.attempt) return;
+    if (!c.usable() || m.number != c.numbers + 1 || c.offered.size() >= c.buffers.size() || m.bytes > c.device->buffer_bytes())
+        return fail(c, "protocol", true, now);
+    c.numbers = m.number;
+    if (!puller_.accept_channel(c.peer, m, now)) {
+        c.link->send(wire::ChannelGo{c.attempt, m.number, false});
+        return;
+    }
+    c.offered.push_back(m);
+    receive_next(c, now);
+}
+
+/// Receiver. The receive is launched with the word that lets the sender launch: neither waits for a peer that is busy.
+bool Channels::receive_next(Channel& c, TimeMs now) {
+    if (c.offered.empty()) return false;
+    for (uint32_t i = 0; i < c.buffers.size(); ++i) {
+        Buffer& b = c.buffers[i];
+        if (b.state != Buffer::State::kFree || !own_.settled(b.ticket)) continue;
+        const wire::ChannelExtent m = c.offered.front();
+        c.offered.pop_front();
+        b = {};
+        b.state = Buffer::State::kMoving;
+        b.number = m.number;
+        b.bytes = m.bytes;
+        b.pull = m.pull;
+        b.extent = {m.first_layer, m.layers, m.first_index, m.indices};
+        b.deadline = move_deadline(now, m.bytes);
+        if (const auto received = c.device->receive(i, m.bytes); !received) {
+            fail(c, received.error().message, true, now);
+            return true;
+        }
+        c.link->send(wire::ChannelGo{c.attempt, m.number, true});
+        return true;
+    }
+    return false;
+}
+
+/// Sender.
+void Channels::on(Channel& c, const wire::ChannelGo& m, TimeMs now) {
+    if (!c.sender || m.attempt != c.attempt) return;
+    Buffer* b = find_buffer(c, Buffer::State::kOffered, m.number);
+    if (b == nullptr) return fail(c, "protocol", true, now);
+    if (!m.take) {
+        *b = {};
+        return;
+    }
+    b->state = Buffer::State::kMoving;
+    b->deadline = move_deadline(now, b->bytes);
+    const auto index = static_cast<uint32_t>(b - c.buffers.data());
+    if (const auto sent = c.device->send(index, b->bytes); !sent) fail(c, sent.error().message, true, now);
+}
+
+/// Receiver.
+void Channels::on(Channel& c, const wire::ChannelSent& m, TimeMs now) {
+    if (c.sender || m.attempt != c.attempt) return;
+    Buffer* b = find_buffer(c, Buffer::State::kMoving, m.number);
+    if (b == nullptr) b = find_buffer(c, Buffer::State::kMoved, m.number);
+    if (b == nullptr) return fail(c, "protocol", true, now);
+    b->sent = true;
+}
+
+bool Channels::step(TimeMs now) {
+    bool worked = false;
+    for (auto& [key, c] : channels_) worked = step_one(c, now) || worked;
+    return worked;
+}
+
+bool Channels::step_one(Channel& c, TimeMs now) {
+    using State = backend::DeviceLink::State;
+    if (c.device == nullptr) {
+        if (!c.sender || now < c.next_try) return false;
+        begin(c, now);
+        return true;
+    }
+    const State state = c.device->state();
+    if (state == State::kFailed) {
+        fail(c, c.device->reason(), true, now);
+        return true;
+    }
+    if (state == State::kPairing) return false;
+    if (!c.told_ready) {
+        c.told_ready = true;
+        c.numbers = 0;
+        c.retry_ms = kRetryMs;
+        c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kReady, {}, ""});
+        log::info("xavier.channel_ready", {{"peer", c.peer.replica.value - 1}, {"attempt", c.attempt}});
+        return true;
+    }
+    bool worked = false;
+    for (uint32_t i = 0; i < c.buffers.size() && c.device != nullptr; ++i) worked = step_buffer(c, i, now) || worked;
+    return (c.device != nullptr && receive_next(c, now)) || worked;
+}
+
+bool Channels::step_buffer(Channel& c, uint32_t index, TimeMs now) {
+    Buffer& b = c.buffers[index];
+    if (now >= b.deadline) {
+        fail(c, "timeout", true, now);
+        return true;
+    }
+    if (b.state == Buffer::State::kMoving) {
+        const auto done = c.device->done(index);
+        if (!done) {
+            fail(c, done.error().message, true, now);
+            return true;
+        }
+        if (!*done) return false;
+        if (c.sender) {
+            c.link->send(wire::ChannelSent{c.attempt, b.number});
+            b = {};
+        } else {
+            b.state = Buffer::State::kMoved;
+        }
+        return true;
+    }
+    // The own stream alone does not prove that the bytes came: it also says so after an abort.
+    if (b.state != Buffer::State::kMoved || !b.sent) return false;
+    const uint64_t pull = b.pull;
+    const Extent extent = b.extent;
+    b = {};
+    b.ticket = puller_.load_channel(pull, extent, *c.device, index);
+    return true;
+}
+
+int64_t Channels::poll_us() const {
+    int64_t us = kNoPoll;
+    for (const auto& [key, c] : channels_) {
+        if (c.device == nullptr) continue;
+        if (!c.told_ready) us = std::min(us, kPairPollUs);
+        for (const Buffer& b : c.buffers)
+            if (b.state == Buffer::State::kMoving) us = std::min(us, kPollUs);
+        if (!c.offered.empty()) us = std::min(us, kPollUs);
+    }
+    return us;
+}
+
+TimeMs Channels::next_look(TimeMs now) const {
+    TimeMs next = kNever;
+    for (const auto& [key, c] : channels_) {
+        if (c.device == nullptr && c.sender) next = std::min(next, std::max(c.next_try, now));
+        for (const Buffer& b : c.buffers) next = std::min(next, b.deadline);
+    }
+    return next;
+}
+
+// ---- sender ----------------------------------------------------------------------------------------------------------
+
+uint64_t Channels::usable(const wire::ReplicaTarget& peer) const {
+    const Channel* c = find(peer);
+    return c != nullptr && c->sender && c->usable() ? c->attempt : 0;
+}
+
+uint64_t Channels::extent_bytes_max(const wire::ReplicaTarget& peer) const {
+    const Channel* c = find(peer);
+    return c != nullptr && c->device != nullptr ? c->device->buffer_bytes() : 0;
+}
+
+std::optional<uint32_t> Channels::take(const wire::ReplicaTarget& peer) {
+    Channel* c = find(peer);
+    if (c == nullptr || !c->usable()) return std::nullopt;
+    for (uint32_t i = 0; i < c->buffers.size(); ++i) {
+        Buffer& b = c->buffers[i];
+        if (b.state != Buffer::State::kFree || !own_.settled(b.ticket)) continue;
+        b = {};
+        b.state = Buffer::State::kTaken;
+        return i;
+    }
+    return std::nullopt;
+}
+
+Expected<uint64_t> Channels::gather(const wire::ReplicaTarget& peer, uint32_t buffer, const backend::PageCopy& copy) {
+    Channel* c = find(peer);
+    if (c == nullptr || !c->usable()) return baton::fail(ErrorCode::kPeerLost, "the channel is gone");
+    return c->device->gather(buffer, copy);
+}
+
+void Channels::offer(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& e, uint64_t bytes, TimeMs now) {
+    Channel* c = find(peer);
+    if (c == nullptr || !c->usable()) return;
+    Buffer& b = c->buffers[buffer];
+    b = {};
+    b.state = Buffer::State::kOffered;
+    b.number = ++c->numbers;
+    b.bytes = bytes;
+    b.deadline = now + kAgreeMs;
+    c->link->send(wire::ChannelExtent{c->attempt, b.number, pull, e.first_layer, e.layers, e.first_index, e.indices, bytes});
+}
+
+void Channels::give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket) {
+    Channel* c = find(peer);
+    if (c == nullptr || c->buffers[buffer].state != Buffer::State::kTaken) return;
+    c->buffers[buffer] = {};
+    c->buffers[buffer].ticket = ticket;
+}
+
+}  // namespace baton::xavier

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "baton/backend/device_pool.hpp"
+#include "baton/base/clock.hpp"
+#include "baton/net/connection.hpp"
+#include "baton/wire/messages.hpp"
+#include "xavier/own_pool.hpp"
+#include "xavier/progress.hpp"
+#include "xavier/puller.hpp"
+
+namespace baton::xavier {
+
+/// The channels of the mover `nccl`, one a linked pair: pairing, agreement on each extent before either side launches it,
+/// deadlines, and pairing again after a failure. Transfer thread only.
+class Channels {
+  public:
+    /// How long a sender waits for the receiver's word, and a receiver for a buffer.
+    static constexpr int64_t kAgreeMs = 5'000;
+    static constexpr int64_t kRetryMs = 1'000, kRetryMsMax = 30'000;
+    static constexpr int64_t kNoPoll = INT64_MAX;
+
+    /// Both must outlive it; `puller` takes what is received.
+    Channels(OwnPool& own, Puller& puller);
+    ~Channels();
+    Channels(const Channels&) = delete;
+    Channels& operator=(const Channels&) = delete;
+
+    /// A link whose mover is nccl is up; the sender begins to pair. A channel with the same peer is replaced.
+    void add(const wire::ReplicaTarget& peer, std::shared_ptr<net::Connection> link, bool sender, TimeMs now);
+    /// The link is gone: gives the channel up.
+    void remove(const wire::ReplicaTarget& peer);
+    void on_message(const wire::ReplicaTarget& peer, const wire::Message& message, TimeMs now);
+    /// True when something was done.
+    bool step(TimeMs now);
+    [[nodiscard]] int64_t poll_us() const;
+    [[nodiscard]] TimeMs next_look(TimeMs now) const;
+
+    // Sender: PullServer.
+    /// Names the pairing that can be used now; 0: none.
+    [[nodiscard]] uint64_t usable(const wire::ReplicaTarget& peer) const;
+    [[nodiscard]] uint64_t extent_bytes_max(const wire::ReplicaTarget& peer) const;
+    /// A buffer nobody uses; none when all are in use.
+    [[nodiscard]] std::optional<uint32_t> take(const wire::ReplicaTarget& peer);
+    /// Copies pages into a taken buffer; a ticket of the pool's.
+    Expected<uint64_t> gather(const wire::ReplicaTarget& peer, uint32_t buffer, const backend::PageCopy& copy);
+    /// Offers what was gathered; the buffer is the channel's again.
+    void offer(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now);
+    /// Gives a taken buffer back unused; it is taken again once the ticket's work is done.
+    void give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket);
+
+  private:
+    struct Buffer {
+        enum class State : uint8_t {
+            kFree,     ///< once `ticket` is settled
+            kTaken,    ///< sender: being gathered
+            kOffered,  ///< sender: waits for the receiver's word
+            kMoving,   ///< NCCL has it
+            kMoved,    ///< receiver: waits for the sender's word
+        };
+        State state = State::kFree;
+        uint64_t number = 0;
+        uint64_t bytes = 0;
+        uint64_t pull = 0;
+        Extent extent;
+        bool sent = false;  ///< receiver: the sender's word came
+        uint64_t ticket = 0;
+        TimeMs deadline = kNever;
+    };
+    struct Channel {
+        wire::ReplicaTarget peer;
+        std::shared_ptr<net::Connection> link;
+        bool sender = false;
+        uint64_t attempt = 0;
+        std::unique_ptr<backend::DeviceLink> device;
+        bool told_ready = false, peer_ready = false;
+        uint64_t numbers = 0;  ///< used so far
+        std::array<Buffer, backend::DeviceLink::kBuffers> buffers;
+        std::deque<wire::ChannelExtent> offered{};  ///< receiver: accepted, waiting for a buffer
+        TimeMs next_try{};
+        int64_t retry_ms = kRetryMs;
+        [[nodiscard]] bool usable() const { return device != nullptr && told_ready && peer_ready; }
+    };
+
+    [[nodiscard]] Channel* find(const wire::ReplicaTarget& peer);
+    [[nodiscard]] const Channel* find(const wire::ReplicaTarget& peer) const;
+    void begin(Channel& c, TimeMs now);
+    void fail(Channel& c, std::string_view reason, bool tell, TimeMs now);
+    bool step_one(Channel& c, TimeMs now);
+    bool step_buffer(Channel& c, uint32_t index, TimeMs now);
+    bool receive_next(Channel& c, TimeMs now);
+    void on(Channel& c, const wire::ChannelPair& m, TimeMs now);
+    void on(Channel& c, const wire::ChannelExtent& m, TimeMs now);
+    void on(Channel& c, const wire::ChannelGo& m, TimeMs now);
+    void on(Channel& c, const wire::ChannelSent& m, TimeMs now);
+    [[nodiscard]] static Buffer* find_buffer(Channel& c, Buffer::State state, uint64_t number);
+
+    OwnPool& own_;
+    Puller& puller_;
+    std::map<PeerKey, Channel> channels_;
+};
+
+}  // namespace baton::xavier

@@ -1,0 +1,391 @@
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "fake_device.hpp"
+#include "xavier_harness.hpp"
+
+namespace baton::xavier::test {
+namespace {
+
+using kv::PoolOrder;
+
+/// One direction of a link within the process: hands each message on at once, unless a test takes it.
+class DirectLink final : public net::Connection {
+  public:
+    std::function<void(wire::Message, std::vector<std::byte>)> deliver;
+    std::function<bool(const wire::Message&)> takes;  ///< true: the message is lost
+    std::atomic<bool> closed{false};
+    std::atomic<uint64_t> ready{0};  ///< delivered words that a side has paired
+    void start(Handlers) override {}
+    void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int>) override {
+        {
+            const std::lock_guard lock(mutex);
+            ++sent[std::string(wire::name_of(message))];
+            if (closed || (takes && takes(message))) return;
+        }
+        deliver(message, std::move(payload));
+        const auto* pair = std::get_if<wire::ChannelPair>(&message);
+        if (pair != nullptr && pair->step == wire::PairStep::kReady) ++ready;
+    }
+    void close() override { closed = true; }
+    const wire::Hello& peer() const override { return hello_; }
+    std::string remote() const override { return "unix"; }
+    std::string local_ip() const override { return ""; }
+    size_t queued_bytes() const override { return 0; }
+    uint64_t count(const std::string& name) {
+        const std::lock_guard lock(mutex);
+        return sent[name];
+    }
+    std::mutex mutex;
+    std::map<std::string, uint64_t> sent;
+
+  private:
+    wire::Hello hello_;
+};
+
+/// P and D with pools on devices that cannot map each other, linked; with a fabric by channel, else by tcp alone.
+struct Linked {
+    Linked(const kv::PoolLayout& pl, const kv::PoolLayout& dl, bool channel, uint32_t delay_us_max = 100)
+        : p(pl, "GPU-a", delay_us_max), d(dl, "GPU-z", delay_us_max) {
+        p_words = std::move(*SharedPool::create_words(pl, 8));
+        d_words = std::move(*SharedPool::create_words(dl, 8));
+        if (channel) p.fabric = d.fabric = &fabric;
+        p_thread = TransferThread::start(*p_words, p, p_reports.callbacks());
+        d_thread = TransferThread::start(*d_words, d, reports.callbacks());
+        to_d->deliver = [this](wire::Message m, std::vector<std::byte> bytes) {
+            if (const auto* h = std::get_if<wire::ExtentHeader>(&m)) d_thread->on_extent(kPrefill, *h, std::move(bytes));
+            else d_thread->on_channel_message(kPrefill, std::move(m));
+        };
+        to_p->deliver = [this](wire::Message m, std::vector<std::byte>) {
+            if (auto* r = std::get_if<wire::PullRequest>(&m)) p_thread->on_pull_request(kDecode, std::move(*r), to_d);
+            else p_thread->on_channel_message(kDecode, std::move(m));
+        };
+        const auto added = d_thread->add_source(kPrefill, pl, 8, std::nullopt, to_p);
+        EXPECT_TRUE(added.has_value());
+        if (!channel) return;
+        d_thread->add_channel(kPrefill, to_p, false);
+        p_thread->add_channel(kDecode, to_d, true);
+    }
+    ~Linked() {
+        to_d->close();
+        to_p->close();
+        d_thread.reset();
+        p_thread.reset();
+    }
+    /// Both sides have told each other that attempt `n` is paired.
+    void wait_paired(uint64_t n = 1) {
+        while (to_d->ready < n || to_p->ready < n) std::this_thread::yield();
+        ASSERT_TRUE(p_thread->checksums({}));  // P has looked at D's
+    }
+    Handoff handoff(std::mt19937& rng, uint64_t id, uint32_t tokens, uint32_t first = 0, Generation generation = 1) {
+        return make_handoff(rng, *p_words, *d_words, id, static_cast<uint32_t>(id % 8), tokens, first, generation);
+    }
+    void write(const Handoff& h, uint32_t layer, uint32_t begin, uint32_t end, uint64_t other = 0) {
+        write_layer(p.memory(), p.layout(), h.open.blocks, h.sequence + other, layer, begin, end);
+    }
+    void progress(const Handoff& h, uint32_t begin, uint32_t end, uint32_t layers) {
+        std::atomic_ref<uint64_t>(*p_words->progress_word(h.open.slot))
+            .store(progress_base(begin, end) + (uint64_t{layers} << 48), std::memory_order_release);
+    }
+    /// Computes all at once.
+    void prefill(const Handoff& h, uint32_t chunk = UINT32_MAX) {
+        for (uint32_t begin = 0; begin < h.open.tokens;) {
+            const uint32_t end = begin + std::min(chunk, h.open.tokens - begin);
+            for (uint32_t layer = 0; layer < p.layout().layers; ++layer) {
+                write(h, layer, begin, end);
+                progress(h, begin, end, layer + 1);
+            }
+            begin = end;
+        }
+    }
+    [[nodiscard]] size_t wrong(const Handoff& h, uint32_t first = 0) {
+        return wrong_bytes(d.memory(), d.layout(), h.pull.target_blocks, h.sequence, first, h.open.tokens);
+    }
+    void close(const Handoff& h) { p_words->close_progress({h.open.slot, h.open.offer}); }
+    void set(bool FakeFabric::*what, bool value) {
+        const std::lock_guard lock(fabric.mutex);
+        fabric.*what = value;
+    }
+
+    FakeFabric fabric;
+    FakeDevice p, d;
+    std::unique_ptr<SharedPool> p_words, d_words;
+    Reports p_reports, reports;
+    std::shared_ptr<DirectLink> to_d = std::make_shared<DirectLink>(), to_p = std::make_shared<DirectLink>();
+    std::unique_ptr<TransferThread> p_thread, d_thread;
+};
+
+class Orders : public testing::TestWithParam<std::tuple<PoolOrder, PoolOrder, bool>> {};
+INSTANTIATE_TEST_SUITE_P(TcpAndChannel, Orders,
+                         testing::Combine(testing::Values(PoolOrder::kBlockFirst, PoolOrder::kKvFirst),
+                                          testing::Values(PoolOrder::kBlockFirst, PoolOrder::kKvFirst), testing::Bool()));
+
+TEST_P(Orders, RandomInterleavingsArriveWhole) {
+    std::mt19937 rng(21);
+    const auto [from, to, channel] = GetParam();
+    Linked s(layout_of(from, 64, 6, 16, 64), layout_of(to, 80, 6, 16, 64), channel);
+    if (channel) s.wait_paired();
+    for (uint64_t id = 1; id <= 25; ++id) {
+        const uint32_t tokens = 1 + static_cast<uint32_t>(rng() % 700);
+        const uint32_t have = rng() % 3 == 0 ? static_cast<uint32_t>(rng() % (tokens / 16 + 1)) : 0;
+        Handoff h = s.handoff(rng, id, tokens, have);
+        s.p_words->open_progress(h.open);
+        const bool early = rng() % 2 == 0;
+        if (early) s.d_thread->start_pull(h.pull);
+        s.prefill(h, 1 + static_cast<uint32_t>(rng() % 90));
+        if (!early) s.d_thread->start_pull(h.pull);
+        const auto r = s.reports.pull(id);
+        ASSERT_TRUE(r.ok) << r.reason;
+        if (r.bytes > 0) {
+            EXPECT_EQ(r.mover, channel ? "nccl" : "tcp");
+        }
+        EXPECT_EQ(r.bytes, (h.open.blocks.size() - have) * s.p.layout().block_bytes());
+        ASSERT_EQ(s.wrong(h, have * 16), 0u);
+        s.close(h);
+    }
+    EXPECT_EQ(s.to_d->count("extent_header") > 0, !channel);
+    EXPECT_EQ(s.to_d->count("channel_extent"), s.to_p->count("channel_go"));
+}
+
+TEST(TransferDeviceTcp, ManyAtOnceShareTheBuffers) {
+    std::mt19937 rng(22);
+    Linked s(layout_of(PoolOrder::kKvFirst, 64, 8, 16, 256), layout_of(PoolOrder::kBlockFirst, 64, 8, 16, 256), false, 300);
+    std::vector<Handoff> all;
+    const auto from = some_blocks(rng, 64, 64), to = some_blocks(rng, 64, 64);
+    for (uint32_t i = 0; i < 6; ++i) {
+        Handoff h = s.handoff(rng, i + 1, 10 * 16 - i);
+        std::copy_n(from.begin() + i * 10, 10, h.open.blocks.begin());
+        h.pull.source_blocks = h.open.blocks;
+        std::copy_n(to.begin() + i * 10, 10, h.pull.target_blocks.begin());
+        s.p_words->open_progress(h.open);
+        s.d_thread->start_pull(h.pull);
+        all.push_back(std::move(h));
+    }
+    for (const Handoff& h : all) s.prefill(h, 64);
+    for (const Handoff& h : all) {
+        ASSERT_TRUE(s.reports.pull(h.pull.pull).ok);
+        EXPECT_EQ(s.wrong(h), 0u);
+    }
+}
+
+TEST(TransferDeviceTcp, CancelWithCopiesInFlight) {
+    std::mt19937 rng(23);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), false);
+    for (uint64_t id = 1; id <= 10; ++id) {
+        Handoff h = s.handoff(rng, id, 500);
+        s.p_words->open_progress(h.open);
+        s.d.pause(true);
+        const uint64_t before = s.d.queued();
+        s.d_thread->start_pull(h.pull);
+        s.prefill(h);
+        s.d.wait_queued(before + 1);
+        s.d_thread->cancel_pull(id);
+        ASSERT_TRUE(s.d_thread->checksums({}));
+        EXPECT_FALSE(s.reports.has_pull(id));
+        s.d.pause(false);
+        EXPECT_EQ(s.reports.pull(id).reason, "cancelled");
+        std::ranges::fill(s.d.memory(), static_cast<std::byte>(id));
+        s.close(h);
+        ASSERT_TRUE(s.p_thread->checksums({}));
+        for (const std::byte b : s.d.memory().first(65536)) ASSERT_EQ(b, static_cast<std::byte>(id));
+    }
+}
+
+/// P's blocks are reused while its device gathers them.
+void reuse_while_gathering(bool channel) {
+    std::mt19937 rng(24);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kKvFirst, 64), channel);
+    if (channel) s.wait_paired();
+    for (const bool closes : {true, false}) {
+        const uint64_t id = closes ? 1 : 2;
+        Handoff h = s.handoff(rng, id, 100, 0, 5);
+        s.p_words->open_progress(h.open);
+        s.prefill(h);
+        s.p.pause(true);
+        const uint64_t before = s.p.queued();
+        s.d_thread->start_pull(h.pull);
+        s.p.wait_queued(before + 1);
+        if (closes) s.close(h);
+        for (const BlockId b : h.open.blocks) s.p_words->set_generation(b, 6);
+        for (uint32_t layer = 0; layer < 3; ++layer) s.write(h, layer, 0, 100, 1);
+        s.p.pause(false);
+        EXPECT_EQ(s.reports.pull(id).reason, "generation");
+        s.close(h);
+    }
+}
+TEST(TransferDeviceTcp, BlocksReusedWhileGatheredAreNotSent) { reuse_while_gathering(false); }
+TEST(TransferChannel, BlocksReusedWhileGatheredAreNotSent) { reuse_while_gathering(true); }
+
+TEST(TransferChannel, UntilPairedAndWithoutNcclItIsTcp) {
+    std::mt19937 rng(25);
+    for (const bool opens : {true, false}) {
+        Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kKvFirst, 64), false);
+        s.p.fabric = s.d.fabric = &s.fabric;
+        s.fabric.no_pair = true;
+        s.fabric.no_open = !opens;
+        s.d_thread->add_channel(kPrefill, s.to_p, false);
+        s.p_thread->add_channel(kDecode, s.to_d, true);
+        Handoff h = s.handoff(rng, 1, 100);
+        s.p_words->open_progress(h.open);
+        s.d_thread->start_pull(h.pull);
+        s.prefill(h);
+        EXPECT_EQ(s.reports.pull(1).mover, "tcp");
+        EXPECT_EQ(s.wrong(h), 0u);
+        s.close(h);
+        if (!opens) continue;
+        s.set(&FakeFabric::no_pair, false);
+        s.wait_paired();
+        h = s.handoff(rng, 2, 100);
+        s.p_words->open_progress(h.open);
+        s.d_thread->start_pull(h.pull);
+        s.prefill(h);
+        EXPECT_EQ(s.reports.pull(2).mover, "nccl");
+        EXPECT_EQ(s.wrong(h), 0u);
+    }
+}
+
+/// Until D has launched a receive.
+void wait_go(Linked& s, uint64_t n) {
+    while (s.to_p->count("channel_go") < n) std::this_thread::yield();
+}
+
+TEST(TransferChannel, CancelWhileReceivingWritesNothing) {
+    std::mt19937 rng(26);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), true);
+    s.wait_paired();
+    for (uint64_t id = 1; id <= 6; ++id) {
+        s.set(&FakeFabric::stuck, true);
+        const uint64_t go = s.to_p->count("channel_go");
+        Handoff h = s.handoff(rng, id, 500);
+        s.p_words->open_progress(h.open);
+        s.d_thread->start_pull(h.pull);
+        s.prefill(h);
+        wait_go(s, go + 1);
+        s.d_thread->cancel_pull(id);
+        EXPECT_EQ(s.reports.pull(id).reason, "cancelled");  // though the receive is stuck: it writes no page
+        std::ranges::fill(s.d.memory(), static_cast<std::byte>(id));
+        s.close(h);
+        s.set(&FakeFabric::stuck, false);
+        // The channel is as good as before.
+        Handoff next = s.handoff(rng, 100 + id, 300);
+        s.p_words->open_progress(next.open);
+        s.d_thread->start_pull(next.pull);
+        s.prefill(next);
+        const auto r = s.reports.pull(100 + id);
+        ASSERT_TRUE(r.ok) << r.reason;
+        EXPECT_EQ(r.mover, "nccl");
+        EXPECT_EQ(s.wrong(next), 0u);
+        for (uint32_t b = 0; b < 64; ++b) {
+            if (std::ranges::find(next.pull.target_blocks, b) != next.pull.target_blocks.end()) continue;
+            ASSERT_EQ(s.d.memory()[s.d.layout().page_offset(0, false, b)], static_cast<std::byte>(id));
+        }
+        s.close(next);
+    }
+    EXPECT_EQ(s.to_d->ready, 1u);  // nobody paired again
+}
+
+TEST(TransferChannel, AStuckTransferTimesOutAndTheyPairAgain) {
+    std::mt19937 rng(27);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), true);
+    s.wait_paired();
+    s.set(&FakeFabric::stuck, true);
+    Handoff h = s.handoff(rng, 1, 500);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    EXPECT_EQ(s.reports.pull(1).reason, "channel");
+    s.close(h);
+    s.set(&FakeFabric::stuck, false);
+    s.wait_paired(2);
+    h = s.handoff(rng, 2, 500);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    const auto r = s.reports.pull(2);
+    ASSERT_TRUE(r.ok) << r.reason;
+    EXPECT_EQ(r.mover, "nccl");
+    EXPECT_EQ(s.wrong(h), 0u);
+}
+
+TEST(TransferChannel, TheSendersWordIsNeeded) {
+    // The bytes came and the own stream says so, but P never says that it sent them.
+    std::mt19937 rng(28);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), true);
+    s.wait_paired();
+    {
+        const std::lock_guard lock(s.to_d->mutex);
+        s.to_d->takes = [](const wire::Message& m) { return std::holds_alternative<wire::ChannelSent>(m); };
+    }
+    Handoff h = s.handoff(rng, 1, 100);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    EXPECT_EQ(s.reports.pull(1).reason, "channel");
+    EXPECT_GT(s.fabric.moved, 0u);
+    for (const std::byte b : s.d.memory()) ASSERT_EQ(b, std::byte{0});
+}
+
+TEST(TransferChannel, PeersLostInFlight) {
+    std::mt19937 rng(29);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), true);
+    s.wait_paired();
+    s.set(&FakeFabric::stuck, true);
+    Handoff h = s.handoff(rng, 1, 500);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    wait_go(s, 1);
+    s.d_thread->remove_source(kPrefill);
+    EXPECT_EQ(s.reports.pull(1).reason, "peer_lost");
+    s.p_thread->drop_requester(kDecode);
+    s.close(h);
+    // The link comes up again.
+    s.set(&FakeFabric::stuck, false);
+    ASSERT_TRUE(s.d_thread->add_source(kPrefill, s.p.layout(), 8, std::nullopt, s.to_p));
+    s.d_thread->add_channel(kPrefill, s.to_p, false);
+    s.p_thread->add_channel(kDecode, s.to_d, true);
+    s.wait_paired(2);
+    h = s.handoff(rng, 2, 500);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    ASSERT_TRUE(s.reports.pull(2).ok);
+    EXPECT_EQ(s.wrong(h), 0u);
+}
+
+TEST(TransferChannel, MessagesThatMakeNoSense) {
+    std::mt19937 rng(30);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), true);
+    s.wait_paired();
+    // Older attempts, and an unknown peer, are ignored.
+    s.p_thread->on_channel_message(kDecode, wire::ChannelGo{0, 1, true});
+    s.d_thread->on_channel_message(kPrefill, wire::ChannelSent{0, 1});
+    s.d_thread->on_channel_message(kPrefill, wire::ChannelPair{1, wire::PairStep::kOpen, {1, 2, 3}, ""});
+    s.d_thread->on_channel_message(kDecode, wire::ChannelPair{9, wire::PairStep::kOpen, {1, 2, 3}, ""});
+    s.p_thread->on_channel_message(kDecode, wire::ChannelPair{9, wire::PairStep::kOpen, {1, 2, 3}, ""});
+    ASSERT_TRUE(s.p_thread->checksums({}));
+    ASSERT_TRUE(s.d_thread->checksums({}));
+    EXPECT_EQ(s.to_d->count("channel_pair") + s.to_p->count("channel_pair"), 3u);
+    // Others end the pairing, and a new one is made.
+    uint64_t n = 1;
+    for (const auto& [to_p, message] : {std::pair<bool, wire::Message>{true, wire::ChannelGo{1, 77, true}},
+                                        std::pair<bool, wire::Message>{false, wire::ChannelExtent{2, 5, 1, 0, 1, 0, 1, 64}},
+                                        std::pair<bool, wire::Message>{false, wire::ChannelSent{3, 1}}}) {
+        (to_p ? s.p_thread : s.d_thread)->on_channel_message(to_p ? kDecode : kPrefill, message);
+        s.wait_paired(++n);
+    }
+    Handoff h = s.handoff(rng, 2, 100);
+    s.p_words->open_progress(h.open);
+    s.d_thread->start_pull(h.pull);
+    s.prefill(h);
+    ASSERT_TRUE(s.reports.pull(2).ok);
+    EXPECT_EQ(s.wrong(h), 0u);
+    // An extent of an unknown pull is refused, and harms nobody.
+    const uint64_t go = s.to_p->count("channel_go");
+    s.d_thread->on_channel_message(kPrefill, wire::ChannelExtent{4, go + 1, 999, 0, 1, 0, 1, 64});
+    while (s.to_p->count("channel_go") <= go) std::this_thread::yield();
+}
+
+}  // namespace
+}  // namespace baton::xavier::test
