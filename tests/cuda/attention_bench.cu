@@ -1,4 +1,3 @@
-#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -32,6 +31,7 @@ __global__ void fill_kernel(uint16_t* p, size_t n, uint32_t seed) {
 }
 
 /// Stands for the matrix product in front of an attention: all multiprocessors, a given time.
+template <bool SHARED>
 __global__ void spin_kernel(long long cycles, int* sink) {
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -194,10 +194,11 @@ struct DecodeVariant {
     cudaError_t (*d128)(const cuda::Launch&, const cuda::DecodeAttention&);
     cudaError_t (*d64)(const cuda::Launch&, const cuda::DecodeAttention&);
 };
-#define BATON_VARIANT(w, s, n) \
-    DecodeVariant{#w "w" #s "s" #n, n, cuda::launch_decode<Elem::kBF16, 128, w, s, n>, cuda::launch_decode<Elem::kBF16, 64, w, s, n>}
-const DecodeVariant kDecode[] = {BATON_VARIANT(4, 3, 2), BATON_VARIANT(4, 6, 1), BATON_VARIANT(8, 3, 1),
-                                 BATON_VARIANT(4, 2, 3), BATON_VARIANT(2, 4, 3), BATON_VARIANT(8, 2, 1)};
+#define BATON_VARIANT(w, s, n, l) \
+    DecodeVariant{#w "w" #s "s" #n "-" #l, n, cuda::launch_decode<Elem::kBF16, 128, w, s, n, l>, \
+                  cuda::launch_decode<Elem::kBF16, 64, w, s, n, l>}
+const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 1, 0), BATON_VARIANT(8, 2, 1, 2), BATON_VARIANT(8, 2, 1, 5),
+                                 BATON_VARIANT(8, 3, 1, 0), BATON_VARIANT(8, 3, 1, 2), BATON_VARIANT(4, 2, 3, 0)};
 
 void bench_decode(int sms) {
     std::printf("decode, us (TB/s of KV) per layer; columns: ");
@@ -233,17 +234,19 @@ void bench_decode(int sms) {
         }
 }
 
-/// What an attention adds to a chain of matrix products of 4 us, per layer.
+/// What an attention adds to a chain of matrix products of 2 us, per layer: separate append, fused, fused early; then fused
+/// early where the product's kernel asks for as much shared memory a multiprocessor as there is.
 void bench_chain(int sms) {
-    std::printf("chain: us that append + attention add to a layer, variants as above: separate | fused | fused early\n");
+    std::printf("chain: us that append + attention add to a layer, variants as in decode: separate fused early early-with-carveout\n");
     int* sink;
     BATON_CUDA(cudaMalloc(&sink, 4));
+    BATON_CUDA(cudaFuncSetAttribute(spin_kernel<true>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
     for (const Model& m : kModels)
-        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {8, 1024}, {32, 1024}}) {
+        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {8, 1024}, {64, 1024}}) {
             const std::vector<int32_t> lens(static_cast<size_t>(batch), length);
             const uint32_t layers = batch > 8 ? 8 : 28;
             const Bed bed(m.heads, m.kv_heads, m.d, 64, lens, layers, lens.size());
-            auto spin = [&](cudaStream_t s) {
+            auto spin = [&](cudaStream_t s, bool shared) {
                 cudaLaunchConfig_t config{};
                 config.gridDim = dim3(static_cast<unsigned>(sms) * 2);
                 config.blockDim = dim3(256);
@@ -253,32 +256,32 @@ void bench_chain(int sms) {
                 at.val.programmaticStreamSerializationAllowed = 1;
                 config.attrs = &at;
                 config.numAttrs = 1;
-                BATON_CUDA(cudaLaunchKernelEx(&config, spin_kernel, 4000LL, sink));
+                BATON_CUDA(cudaLaunchKernelEx(&config, shared ? spin_kernel<true> : spin_kernel<false>, 4000LL, sink));
             };
             const double alone = graph_us([&](cudaStream_t s) {
                 for (uint32_t l = 0; l < layers; ++l)
-                    spin(s);
+                    spin(s, false);
             });
             std::printf("%-9s B%-3d %5d |", m.name, batch, length);
             for (const auto& v : kDecode) {
                 const auto f = m.d == 128 ? v.d128 : v.d64;
-                std::array<double, 3> us{};
-                for (int mode = 0; mode < 3; ++mode) {
-                    us[static_cast<size_t>(mode)] = (graph_us([&](cudaStream_t s) {
+                for (int mode = 0; mode < 4; ++mode) {
+                    const double us = (graph_us([&](cudaStream_t s) {
                         for (uint32_t l = 0; l < layers; ++l) {
-                            spin(s);
+                            spin(s, mode == 3);
                             const cuda::RopeAppend fused = bed.fused(l);
                             cuda::DecodeAttention a = bed.decode(l, static_cast<uint32_t>(sms) * v.per_sm);
                             if (mode == 0)
                                 BATON_CUDA(cuda::rope_append({s, true}, fused));
                             else
                                 a.fused = &fused;
-                            a.early = mode == 2;
+                            a.early = mode >= 2;
                             BATON_CUDA(f({s, true}, a));
                         }
                     }) - alone) / layers;
+                    std::printf(" %5.2f", us);
                 }
-                std::printf(" %5.2f %5.2f %5.2f |", us[0], us[1], us[2]);
+                std::printf(" |");
             }
             std::printf("\n");
         }
@@ -290,11 +293,7 @@ struct PrefillVariant {
     cudaError_t (*d128)(const cuda::Launch&, const cuda::PrefillAttention&);
     cudaError_t (*d64)(const cuda::Launch&, const cuda::PrefillAttention&);
 };
-#define BATON_PREFILL(w, m, t) \
-    PrefillVariant{#w "w" #m "m" #t, cuda::launch_prefill<Elem::kBF16, 128, w, m, t>, \
-                   cuda::launch_prefill<Elem::kBF16, 64, (w > 4 ? 4 : w), m, t>}
-const PrefillVariant kPortable[] = {BATON_PREFILL(4, 2, 64), BATON_PREFILL(4, 2, 32), BATON_PREFILL(4, 1, 64),
-                                    BATON_PREFILL(8, 1, 64), BATON_PREFILL(8, 2, 64)};
+const PrefillVariant kPortable[] = {{"portable", cuda::prefill_attention_portable, cuda::prefill_attention_portable}};
 const PrefillVariant kHopper[] = {
     {"turns", cuda::launch_prefill_90<Elem::kBF16, 128, true>, cuda::launch_prefill_90<Elem::kBF16, 64, true>},
     {"free", cuda::launch_prefill_90<Elem::kBF16, 128, false>, cuda::launch_prefill_90<Elem::kBF16, 64, false>}};

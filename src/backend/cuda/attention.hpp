@@ -53,8 +53,8 @@ cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args
 struct DecodeAttention {
     AttentionArgs base;
     const void* q = nullptr;           ///< [sequences, heads, head_dim]
-    const RopeAppend* fused = nullptr; ///< rows = sequences; slots[i] is the place of position kv_len[i] - 1
-    /// With `fused`: kv_len, blocks, and K and V of all positions but the last were complete before the step's first kernel
+    const RopeAppend* fused = nullptr; ///< rows = sequences; positions[i] = kv_len[i] - 1, slots[i] its place
+    /// With `fused`: kv_len, blocks, slots, and K and V of all positions but the last were complete before the step's first kernel
     /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
     /// them. The kernel then reads them before its dependency wait.
     bool early = false;

@@ -7,9 +7,19 @@ namespace {
 
 constexpr uint32_t kSequencesMax = 1024;  // their lengths lie in shared memory
 
+/// Eight warps with two stages fill a multiprocessor of an A100 or H200; four are for those with less shared memory.
 template <Elem E, int D>
 cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
-    return launch_decode<E, D, 4, 3, 2>(launch, a);
+    int device = 0;
+    int bytes_max = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess)
+        return error;
+    if (DecodeShape<D, 8, 2>::shared(a.base.sequences) <= static_cast<size_t>(bytes_max))
+        return launch_decode<E, D, 8, 2, 1>(launch, a);
+    return launch_decode<E, D, 4, 2, 1>(launch, a);
 }
 
 bool supported(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
@@ -23,12 +33,14 @@ uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, u
     (void)sequences;
     (void)kv_heads;
     (void)kv_len;
-    return std::max(1u, multiprocessors * 2);
+    return std::max(1u, multiprocessors);
 }
 
 size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits) {
     const size_t parts = static_cast<size_t>(splits) * 2 * 8;
-    return parts * (head_dim * sizeof(float) + 2 * sizeof(float)) + static_cast<size_t>(sequences) * heads * sizeof(int);
+    (void)sequences;
+    (void)heads;
+    return parts * (head_dim * sizeof(float) + 2 * sizeof(float));
 }
 
 bool decode_fuses(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {

@@ -10,16 +10,19 @@
 /// The contexts of all (sequence, kv head) pairs, cut into tiles of kTile tokens, form one line; thread block b of the grid
 /// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
 /// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
-/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
-/// the parts together.
+/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block with the context's last
+/// tile puts the parts together, after everything else it has to do. It knows a word to be written by its being
+/// other than zero (a zero is written as minus zero), so neither fences nor counters are needed, and it leaves zeros behind.
+/// It waits only for blocks of lower numbers, which were started before it, and those wait at most for still lower ones: that
+/// ends however few blocks are resident.
 ///
 /// Within a tile each warp owns kSlice tokens, with its own ring of stages in shared memory and its own running maximum,
 /// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores: the heads of
 /// the group are the first rows of a 16-row tile.
 ///
 /// Reading ahead of the dependency wait (`early`). The kernel may start while earlier kernels of the stream still run. What
-/// it reads before the wait must have been complete before that: lengths and block tables, which a copy in front of the
-/// step's first kernel wrote, and the K and V rows of all positions but the last, which earlier steps wrote. A step's first
+/// it reads before the wait must have been complete before that: lengths, block tables and slots, which a copy in front of
+/// the step's first kernel wrote, and the K and V rows of all positions but the last, which earlier steps wrote. A step's first
 /// kernel is not launched before those are complete, because a copy or a graph's start, which know no programmatic
 /// edge, lies between two steps; every kernel after it starts after it. Within the step this layer's rows of older
 /// positions are written by nobody: the one row that this step adds is written by this very kernel, after the wait, and
@@ -45,16 +48,15 @@ struct DecodeParams {
     int group;
     float scale_log2;  ///< scale · log2(e)
     float* parts;      ///< [grid, 2, 8, D] outputs of parts, not divided by their sums
-    float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part
-    int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
+    float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part; parts and marks are 0 between launches
     bool early;
+    int l2_tiles;      ///< with `early`: tiles beyond the stages that are brought into the L2 cache ahead, at most 32
     // Where the kernel norms, rotates and appends by itself.
     const T* qkv;
     const float* q_norm;
     const float* k_norm;
     float eps;
     const float2* rope;
-    const int32_t* positions;
     const int32_t* slots;
 };
 
@@ -69,9 +71,12 @@ struct DecodeShape {
     static constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
     static constexpr int kQBytes = 8 * kRowBytes;
     static constexpr int kPad = D + 8;              ///< floats from one head's outputs to the next when warps are joined
-    // After the ring: queries, the new token's k and v, marks of the warps, a flag and sums for the scan, then lengths.
+    static constexpr int kRawBytes = 10 * kRowBytes;  ///< a context's queries, k and v as they come
+    // After the ring: queries, the new token's k and v, two rooms for rows to come, marks of the warps, sums for the scan, then
+    // lengths.
     static constexpr int kNewAt = kRingBytes + kQBytes;
-    static constexpr int kMarksAt = kNewAt + 2 * kRowBytes;
+    static constexpr int kRawAt = kNewAt + 2 * kRowBytes;
+    static constexpr int kMarksAt = kRawAt + 2 * kRawBytes;
     static constexpr int kScanAt = kMarksAt + WARPS * 8 * 8;
     static constexpr int kTableAt = kScanAt + 64;
     static constexpr size_t shared(uint32_t sequences) { return kTableAt + (2 * static_cast<size_t>(sequences) + 1) * 4; }
@@ -172,6 +177,34 @@ __device__ __forceinline__ void step(DecodeWalk& w, const int* lengths, int sequ
     w.tiles = (w.length + TILE - 1) / TILE;
 }
 
+/// The context after w's, at its first tile; sequence = sequences at the end.
+template <int TILE>
+__device__ __forceinline__ DecodeWalk next_context(DecodeWalk w, const int* lengths, int sequences, int kv_heads) {
+    w.tile = w.tiles - 1;
+    step<TILE>(w, lengths, sequences, kv_heads);
+    return w;
+}
+
+/// A float as it is written to a workspace in which zero means "not yet".
+__device__ __forceinline__ float not_zero(float v) { return __float_as_uint(v) == 0 ? -0.0f : v; }
+__device__ __forceinline__ bool is_written(float v) { return __float_as_uint(v) != 0; }
+__device__ __forceinline__ void store_relaxed(float* to, float v) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(float2* to, float2 v) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ float load_relaxed(const float* from) {
+    float v;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+    return v;
+}
+__device__ __forceinline__ float2 load_relaxed(const float2* from) {
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from) : "memory");
+    return v;
+}
+
 /// Elements 2·lane and D/2 + 2·lane onwards (D = 128), or lane and D/2 + lane (D = 64), of one head, held by a warp.
 template <Elem E, int D>
 struct HeadPiece {
@@ -193,7 +226,7 @@ struct HeadPiece {
             high[0] = N::to_float(from[D / 2 + lane]);
         }
     }
-    __device__ __forceinline__ void norm(const float* weight, float eps, int lane) {
+    __device__ __forceinline__ void norm(const HeadPiece& weight, float eps) {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
@@ -204,14 +237,21 @@ struct HeadPiece {
         const float factor = rsqrtf(sum / D + eps);
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            low[i] *= factor * __ldg(weight + kEach * lane + i);
-            high[i] *= factor * __ldg(weight + D / 2 + kEach * lane + i);
+            low[i] *= factor * weight.low[i];
+            high[i] *= factor * weight.high[i];
         }
     }
-    __device__ __forceinline__ void turn(const float2* rope, int lane) {
+    __device__ __forceinline__ void load_weight(const float* from, int lane) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            const float2 t = __ldg(rope + kEach * lane + i);
+            low[i] = __ldg(from + kEach * lane + i);
+            high[i] = __ldg(from + D / 2 + kEach * lane + i);
+        }
+    }
+    __device__ __forceinline__ void turn(const float2 (&turns)[kEach]) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const float2 t = turns[i];
             const float a = low[i];
             const float b = high[i];
             low[i] = a * t.x - b * t.y;
@@ -303,24 +343,93 @@ struct Decode {
         }
     }
 
-    /// Queries of the context into shared memory and from there into fragments; with `fused` also the new token's k and v,
-    /// where this block has the context's last tile. All threads.
-    __device__ __forceinline__ void begin(const DecodeWalk& w, bool has_last, uint32_t (&q)[D / 16][2]) const {
+    /// Brings the warp's slices of tiles begin … begin + count - 1 into the L2 cache; each lane sees to one tile.
+    __device__ __forceinline__ void warm(int begin, int count, const int* lengths, const int* before) const {
+        if (lane >= count)
+            return;
+        const DecodeWalk w = walk_to<Shape::kTile>(begin + lane, lengths, before, p.sequences, p.kv_heads);
+        int ids[kLookups];
+        look_up(ids, w);
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            if (ids[j] < 0)
+                continue;
+            const int first = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
+            const int64_t page = static_cast<int64_t>(ids[j]) * p.block_stride +
+                                 ((w.head << p.block_shift) + (first & ((1 << p.block_shift) - 1))) * D;
+            dev::prefetch_l2(p.k + page, 16 * Shape::kRowBytes);
+            dev::prefetch_l2(p.v + page, 16 * Shape::kRowBytes);
+        }
+    }
+
+    /// What norm, rotation and append need besides the rows: the weights, and of a sequence its turns and its new slot.
+    struct Constants {
+        HeadPiece<E, D> q_norm;
+        HeadPiece<E, D> k_norm;
+        float2 turns[D / 64];
+        int slot = -1;
+    };
+    __device__ __forceinline__ void load_norms(Constants& c) const {
+        if (fused && p.q_norm != nullptr) {
+            c.q_norm.load_weight(p.q_norm, lane);
+            c.k_norm.load_weight(p.k_norm, lane);
+        }
+    }
+    __device__ __forceinline__ void load_constants(Constants& c, const DecodeWalk& w) const {
+        if (!fused)
+            return;
+        const float2* row = p.rope + static_cast<int64_t>(w.length - 1) * (D / 2);
+#pragma unroll
+        for (int i = 0; i < D / 64; ++i)
+            c.turns[i] = __ldg(row + D / 64 * lane + i);
+        c.slot = __ldg(p.slots + w.sequence);
+    }
+    /// First of a context's query rows in memory; its new k and v lie further on in the same row of qkv.
+    __device__ __forceinline__ const T* queries_of(const DecodeWalk& w) const {
+        const int heads = fused ? p.heads + 2 * p.kv_heads : p.heads;
+        return (fused ? p.qkv : p.q) + (static_cast<int64_t>(w.sequence) * heads + w.head * p.group) * D;
+    }
+    /// Elements from a context's first query row to row i of its queries, k and v.
+    __device__ __forceinline__ int row_offset(const DecodeWalk& w, int i) const {
+        if (i < p.group)
+            return i * D;
+        return (p.heads - w.head * p.group + (i == p.group ? 0 : p.kv_heads) + w.head) * D;
+    }
+    /// Starts copies of a context's rows into a room; they end with the next stage's.
+    __device__ __forceinline__ void fetch_rows(const DecodeWalk& w, int room) const {
+        const T* from = queries_of(w);
+        const uint32_t to = dev::shared_address(shared + Shape::kRawAt + room * Shape::kRawBytes);
+        const int vectors = p.group + (fused ? 2 : 0);
+        for (int i = static_cast<int>(threadIdx.x); i < vectors * (D / 8); i += Shape::kThreads) {
+            const int row = i / (D / 8);
+            const int piece = i % (D / 8);
+            dev::copy16(to + static_cast<uint32_t>(row * Shape::kRowBytes + piece * 16), from + row_offset(w, row) + piece * 8, true);
+        }
+    }
+
+    /// Queries of the context, from memory (room < 0) or from a room, into the query tile and from there into fragments; with
+    /// `fused` also the new token's k and v, where this block has the context's last tile. All threads.
+    __device__ __forceinline__ void begin(const DecodeWalk& w, bool has_last, int room, const Constants& constants,
+                                          uint32_t (&q)[D / 16][2]) const {
         unsigned char* tile = shared + Shape::kRingBytes;
+        const T* rows = reinterpret_cast<const T*>(shared + Shape::kRawAt + room * Shape::kRawBytes);
+        if (room < 0)
+            rows = queries_of(w);
+        else
+            __syncthreads();  // all threads' copies are there
         if (fused) {
             const int vectors = p.group + (has_last ? 2 : 0);
-            const T* row = p.qkv + static_cast<int64_t>(w.sequence) * (p.heads + 2 * p.kv_heads) * D;
             for (int i = warp; i < vectors; i += WARPS) {
                 const bool is_q = i < p.group;
                 const bool is_v = i == p.group + 1;
-                const int head = is_q ? w.head * p.group + i : p.heads + (is_v ? p.kv_heads : 0) + w.head;
                 HeadPiece<E, D> piece;
-                piece.load(row + head * D, lane);
+                piece.load(rows + (room < 0 ? row_offset(w, i) : i * D), lane);
                 if (!is_v) {
-                    const float* weight = is_q ? p.q_norm : p.k_norm;
-                    if (weight != nullptr)
-                        piece.norm(weight, p.eps, lane);
-                    piece.turn(p.rope + static_cast<int64_t>(__ldg(p.positions + w.sequence)) * (D / 2), lane);
+                    if (p.q_norm != nullptr && is_q)
+                        piece.norm(constants.q_norm, p.eps);
+                    else if (p.q_norm != nullptr)
+                        piece.norm(constants.k_norm, p.eps);
+                    piece.turn(constants.turns);
                 }
                 if (is_q)
                     piece.store(tile, i, lane);
@@ -328,12 +437,11 @@ struct Decode {
                     piece.store(shared + Shape::kNewAt + (is_v ? Shape::kRowBytes : 0), 0, lane);
             }
         } else {
-            const T* row = p.q + (static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group) * D;
             for (int i = static_cast<int>(threadIdx.x); i < p.group * (D / 8); i += Shape::kThreads) {
                 const int r = i / (D / 8);
                 const int piece = i % (D / 8);
                 *reinterpret_cast<uint4*>(tile + r * Shape::kRowBytes + ((piece ^ (r & 7)) << 4)) =
-                    *reinterpret_cast<const uint4*>(row + i * 8);
+                    *reinterpret_cast<const uint4*>(rows + i * 8);
             }
         }
         __syncthreads();
@@ -350,9 +458,8 @@ struct Decode {
     }
 
     /// The new token's rows: into the stage of the slice that has its place, and into the pool. One warp.
-    __device__ __forceinline__ void put_new_token(const DecodeWalk& w, int row, unsigned char* stage) const {
+    __device__ __forceinline__ void put_new_token(const DecodeWalk& w, int row, int slot, unsigned char* stage) const {
         const int half = lane / 16;  // k by the first 16 lanes, v by the others
-        const int slot = __ldg(p.slots + w.sequence);
         const int64_t to = static_cast<int64_t>(slot >> p.block_shift) * p.block_stride +
                            ((w.head << p.block_shift) + (slot & ((1 << p.block_shift) - 1))) * D;
         for (int piece = lane % 16; piece < D / 8; piece += 16) {
@@ -428,8 +535,7 @@ struct Decode {
             }
     }
 
-    /// Joins the warps' states through their stage `stage`; writes the output, or the part and, as the last of the
-    /// context's blocks, the output of all parts. All threads; ends with a barrier.
+    /// Joins the warps' states through their stage `stage`; writes the output, or the part. All threads; ends with a barrier.
     __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
                                         const int* before) const {
         float* mine = reinterpret_cast<float*>(shared + (warp * STAGES + stage) * Shape::kStageBytes);
@@ -445,11 +551,7 @@ struct Decode {
         }
         __syncthreads();
         const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
-        const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
-        const int first = shares.owner(line);
-        const int block = static_cast<int>(blockIdx.x);
-        auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
-        const int slot = slot_of(block);
+        const int slot = slot_of(w, static_cast<int>(blockIdx.x), shares, before);
         for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
@@ -470,31 +572,28 @@ struct Decode {
             if (complete) {
                 p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
             } else {
-                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
+                store_relaxed(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, not_zero(out));
                 if (d == 0)
-                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
+                    store_relaxed(p.marks + slot * 8 + h, make_float2(not_zero(top), not_zero(all)));
             }
         }
-        if (!complete)
-            join_parts(w, first, shares.owner(line + w.tiles - 1), slot_of(first));
         __syncthreads();
     }
 
-    /// Counts this block's part in; the last block puts parts `first` … `last` together.
-    __device__ __forceinline__ void join_parts(const DecodeWalk& w, int first, int last, int first_slot) const {
-        int* flag = reinterpret_cast<int*>(shared + Shape::kScanAt);
-        int* arrived = p.arrived + w.sequence * p.kv_heads + w.head;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            *flag = atomicAdd(arrived, 1) == last - first;
-            __threadfence();
-        }
-        __syncthreads();
-        if (*flag == 0)
-            return;
-        if (threadIdx.x == 0)
-            *arrived = 0;
+    /// Where on the line a context begins.
+    __device__ __forceinline__ int line_of(const DecodeWalk& w, const int* before) const {
+        return before[w.sequence] * p.kv_heads + w.head * w.tiles;
+    }
+    /// Place in the workspace of a block's part of a context: 1 for one that begins inside the block's share, 0 else.
+    __device__ __forceinline__ int slot_of(const DecodeWalk& w, int block, const DecodeShares& shares, const int* before) const {
+        return 2 * block + (shares.begin(block) < line_of(w, before) ? 1 : 0);
+    }
+
+    /// Waits for all parts of a context that ends in this block, puts them together and clears them.
+    __device__ __forceinline__ void join_parts(const DecodeWalk& w, const DecodeShares& shares, const int* before) const {
+        const int first = shares.owner(line_of(w, before));
+        const int last = static_cast<int>(blockIdx.x);
+        const int first_slot = slot_of(w, first, shares, before);
         constexpr int kBatch = 8;
         for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
@@ -505,13 +604,24 @@ struct Decode {
             for (int b0 = first; b0 <= last; b0 += kBatch) {
                 float2 m[kBatch];
                 float o[kBatch];
+                bool ready;
+                do {
+                    ready = true;
 #pragma unroll
-                for (int x = 0; x < kBatch; ++x) {
-                    const int b = b0 + x;
-                    const int slot = b == first ? first_slot : 2 * b;
-                    m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
-                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
-                }
+                    for (int x = 0; x < kBatch; ++x) {
+                        const int b = b0 + x;
+                        const int slot = b == first ? first_slot : 2 * b;
+                        m[x] = make_float2(dev::minus_infinity(), -0.0f);
+                        o[x] = -0.0f;
+                        if (b <= last) {
+                            m[x] = load_relaxed(p.marks + slot * 8 + h);
+                            o[x] = load_relaxed(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d);
+                        }
+                    }
+#pragma unroll
+                    for (int x = 0; x < kBatch; ++x)
+                        ready = ready && is_written(m[x].x) && is_written(m[x].y) && is_written(o[x]);
+                } while (!ready);
                 float high = top;
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x)
@@ -528,6 +638,14 @@ struct Decode {
                 }
             }
             p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
+        }
+        __syncthreads();  // the marks have been read by all
+        for (int b = first; b <= last; ++b) {
+            const int slot = b == first ? first_slot : 2 * b;
+            for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads)
+                p.parts[static_cast<int64_t>(slot) * 8 * D + i] = 0.0f;
+            if (static_cast<int>(threadIdx.x) < p.group)
+                p.marks[slot * 8 + static_cast<int>(threadIdx.x)] = make_float2(0.0f, 0.0f);
         }
     }
 };
@@ -574,8 +692,14 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
         fetch_next(i);
-    if (p.early)
+    typename Work::Constants constants;
+    work.load_norms(constants);
+    if (count > 0)
+        work.load_constants(constants, now);
+    if (p.early) {
+        work.warm(begin + STAGES - 1, min(p.l2_tiles, count - (STAGES - 1)), lengths, before);
         dev::wait_for_earlier();
+    }
 
     for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
         if (lengths[s] == 0)
@@ -585,11 +709,33 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     uint32_t q[D / 16][2];
     DecodeState<D> state;
     int first_tile = -1;
+    int contexts = 0;
+    int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
+    bool join = false;
+    const DecodeWalk joined = now;
+    typename Work::Constants coming = constants;
     for (int i = 0; i < count; ++i) {
         if (first_tile < 0) {
             first_tile = now.tile;
-            work.begin(now, now.tiles - now.tile <= count - i, q);
+            if (contexts > 0) {  // its rows were fetched with a stage
+                if (STAGES > 2 && i < rows_since)
+                    dev::copy_wait<0>();
+                else
+                    dev::copy_wait<STAGES - 2>();
+            }
+            constants.slot = coming.slot;
+#pragma unroll
+            for (int x = 0; x < D / 64; ++x)
+                constants.turns[x] = coming.turns[x];
+            work.begin(now, now.tiles - now.tile <= count - i, contexts == 0 ? -1 : contexts & 1, constants, q);
             state.clear();
+            ++contexts;
+            if (now.tiles - now.tile < count - i) {
+                const DecodeWalk next = next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
+                work.fetch_rows(next, contexts & 1);
+                work.load_constants(coming, next);
+                rows_since = i + STAGES - 1;
+            }
         }
         dev::copy_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
@@ -598,19 +744,22 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
         const int stage = i % STAGES;
         if (first < now.length) {
             if (work.fused && now.length - 1 - first < Shape::kSlice)
-                work.put_new_token(now, now.length - 1 - first, shared + (warp * STAGES + stage) * Shape::kStageBytes);
+                work.put_new_token(now, now.length - 1 - first, constants.slot, shared + (warp * STAGES + stage) * Shape::kStageBytes);
             work.add_slice(state, q, work.ring + static_cast<uint32_t>(stage * Shape::kStageBytes), now.length - first);
         }
         if (now.tile == now.tiles - 1 || i == count - 1) {
             work.end(state, now, first_tile, stage, shares, before);
+            join = join || (first_tile > 0 && now.tile == now.tiles - 1);
             first_tile = -1;
         }
         step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
     }
+    if (join)
+        work.join_parts(joined, shares, before);
 }
 
 template <Elem E>
-DecodeParams<E> decode_params(const DecodeAttention& a) {
+DecodeParams<E> decode_params(const DecodeAttention& a, int l2_tiles) {
     using T = typename dev::Number<E>::Type;
     DecodeParams<E> p{};
     p.q = static_cast<const T*>(a.q);
@@ -627,31 +776,29 @@ DecodeParams<E> decode_params(const DecodeAttention& a) {
     p.kv_heads = static_cast<int>(a.base.kv.kv_heads);
     p.group = static_cast<int>(a.base.heads / a.base.kv.kv_heads);
     p.scale_log2 = a.base.scale * 1.4426950408889634f;
-    // The parts first, then their marks, then the counters: as decode_workspace_bytes adds them up.
+    // The parts first, then their marks: as decode_workspace_bytes adds them up.
     auto* bytes = static_cast<unsigned char*>(a.workspace);
     p.parts = reinterpret_cast<float*>(bytes);
     bytes += static_cast<size_t>(a.splits) * 2 * 8 * a.base.kv.head_dim * sizeof(float);
     p.marks = reinterpret_cast<float2*>(bytes);
-    bytes += static_cast<size_t>(a.splits) * 2 * 8 * sizeof(float2);
-    p.arrived = reinterpret_cast<int*>(bytes);
     if (a.fused != nullptr) {
         p.early = a.early;
+        p.l2_tiles = l2_tiles;
         p.qkv = static_cast<const T*>(a.fused->qkv);
         p.q_norm = a.fused->q_norm;
         p.k_norm = a.fused->k_norm;
         p.eps = a.fused->eps;
         p.rope = a.fused->rope;
-        p.positions = a.fused->positions;
         p.slots = a.fused->slots;
     }
     return p;
 }
 
-template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+template <Elem E, int D, int WARPS, int STAGES, int PER_SM, int L2_TILES = 2>
 cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a) {
     using Shape = DecodeShape<D, WARPS, STAGES>;
     return launch_kernel(launch, decode_kernel<E, D, WARPS, STAGES, PER_SM>, a.splits, Shape::kThreads,
-                         Shape::shared(a.base.sequences), decode_params<E>(a));
+                         Shape::shared(a.base.sequences), decode_params<E>(a, L2_TILES));
 }
 
 }  // namespace baton::backend::cuda

@@ -77,6 +77,15 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool read)
     const int bytes = read ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+/// Brings `bytes` (a multiple of 16) into the L2 cache. Nothing where the device has no such instruction.
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+    (void)from;
+    (void)bytes;
+#endif
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
@@ -122,8 +131,11 @@ template <class Params>
 cudaError_t launch_kernel(const Launch& launch, void (*kernel)(Params), unsigned grid, unsigned threads, size_t shared,
                           const Params& params) {
     if (shared > 48 * 1024) {
-        const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+        const auto* function = reinterpret_cast<const void*>(kernel);
+        cudaError_t error =
+            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+        if (error == cudaSuccess)
+            error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
         if (error != cudaSuccess)
             return error;
     }

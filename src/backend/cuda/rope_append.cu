@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(kAppendThreads) append_kernel(AppendParams<E> 
     uint4 b = *reinterpret_cast<const uint4*>(from + D / 2);
     const bool is_q = head < p.heads;
     const bool is_k = !is_q && head < p.heads + p.kv_heads;
-    const int position = slot < 0 ? 0 : __ldg(p.positions + row);
+    const int written = __ldg(p.positions + row);
+    const int position = slot < 0 ? 0 : written;  // a padding row's may be anything
     float low[8];
     float high[8];
     widen<E>(a, low);
