@@ -1,0 +1,251 @@
+/// The mover `nccl` between two processes: through the real transfer threads, over a socket. Where there is one GPU the two
+/// pretend to be two hosts (NCCL_HOSTID), which NCCL needs to pair them; rates mean nothing then.
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+#include "movers_harness.cuh"
+
+namespace baton::xavier::test {
+namespace {
+
+/// One end of a socket pair as a link: frames as on the wire, a thread that reads.
+class SocketLink final : public net::Connection {
+  public:
+    using OnMessage = std::function<void(wire::Message, std::vector<std::byte>)>;
+    explicit SocketLink(int fd) : fd_(fd) {}
+    ~SocketLink() override { SocketLink::close(); }
+    void listen(OnMessage on_message) {
+        reader_ = std::thread([this, on_message = std::move(on_message)] { read(on_message); });
+    }
+    void start(Handlers) override {}
+    void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int>) override {
+        const std::lock_guard lock(mutex_);
+        const auto frame = wire::encode(message);
+        write(frame);
+        write(payload);
+    }
+    void close() override {
+        ::shutdown(fd_.get(), SHUT_RDWR);
+        if (reader_.joinable()) reader_.join();
+    }
+    const wire::Hello& peer() const override { return hello_; }
+    std::string remote() const override { return "unix"; }
+    std::string local_ip() const override { return ""; }
+    size_t queued_bytes() const override { return 0; }
+
+  private:
+    void write(std::span<const std::byte> bytes) {
+        while (!bytes.empty()) {
+            const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+            if (n <= 0) return;
+            bytes = bytes.subspan(static_cast<size_t>(n));
+        }
+    }
+    void read(const OnMessage& on_message) {
+        for (;;) {
+            std::vector<std::byte> header(wire::kFrameHeaderBytes);
+            if (!get(fd_.get(), header.data(), header.size())) return;
+            const auto h = wire::decode_header(header);
+            ASSERT_TRUE(h.has_value());
+            std::vector<std::byte> body(h->body_bytes);
+            if (!get(fd_.get(), body.data(), body.size())) return;
+            auto message = wire::decode_body(h->type, body);
+            ASSERT_TRUE(message.has_value());
+            std::vector<std::byte> payload;
+            if (const auto* extent = std::get_if<wire::ExtentHeader>(&*message)) {
+                payload.resize(extent->bytes);
+                if (!get(fd_.get(), payload.data(), payload.size())) return;
+            }
+            on_message(std::move(*message), std::move(payload));
+        }
+    }
+    UniqueFd fd_;
+    std::mutex mutex_;
+    std::thread reader_;
+    wire::Hello hello_;
+};
+
+/// P's end, in the child.
+struct PrefillEnd {
+    explicit PrefillEnd(Pool& p) {
+        thread = TransferThread::start(*p.words, *p.device, reports.callbacks());
+        link = std::make_shared<SocketLink>(std::atoi(std::getenv("BATON_TEST_FD")));
+        link->listen([this](wire::Message m, std::vector<std::byte>) {
+            if (auto* r = std::get_if<wire::PullRequest>(&m)) thread->on_pull_request(kDecode, std::move(*r), link);
+            else thread->on_channel_message(kDecode, std::move(m));
+        });
+        thread->add_channel(kDecode, link, true);
+    }
+    Reports reports;
+    std::unique_ptr<TransferThread> thread;
+    std::shared_ptr<SocketLink> link;
+};
+
+int d_gpu() { return gpus() > 1 ? 1 : 0; }
+
+/// D's end and its child. The pool and the thread stay when the child is replaced.
+struct DecodeEnd {
+    DecodeEnd() : d(d_gpu(), child_layout(true)), thread(TransferThread::start(*d.words, *d.device, reports.callbacks())) {}
+    ~DecodeEnd() { lose(); }
+    void spawn() {
+        int sv[2];
+        ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sv), 0);
+        child = std::make_unique<Child>(0, false, "p", gpus() > 1 ? nullptr : "NCCL_HOSTID=baton-test-p", sv[1]);
+        ::close(sv[1]);
+        link = std::make_shared<SocketLink>(sv[0]);
+        link->listen([this](wire::Message m, std::vector<std::byte> bytes) {
+            if (const auto* h = std::get_if<wire::ExtentHeader>(&m)) thread->on_extent(kPrefill, *h, std::move(bytes));
+            else thread->on_channel_message(kPrefill, std::move(m));
+        });
+        ASSERT_TRUE(thread->add_source(kPrefill, child_layout(false), 8, std::nullopt, link));
+        thread->add_channel(kPrefill, link, false);
+    }
+    /// The child dies, or is dead.
+    void lose() {
+        if (child) child->end(SIGKILL);
+        thread->remove_source(kPrefill);
+        if (link) link->close();
+        link.reset();
+    }
+    pd::PullResult run(Ask a) {
+        const auto pull = pull_of(a, child_layout(false), d.layout);
+        child->ask(a);
+        child->wait();
+        thread->start_pull(pull);
+        const auto r = reports.pull(a.id);
+        if (r.ok) {
+            EXPECT_EQ(d.wrong(pull.target_blocks, a.seed), 0u) << r.mover << " id " << a.id;
+        }
+        child->wait();
+        a.kind = Ask::kClose;
+        child->ask(a);
+        child->wait();
+        return r;
+    }
+    Ask next(uint32_t tokens, uint32_t chunk) {
+        ++id;
+        return {Ask::kHandoff, id, static_cast<uint32_t>(id % 8), tokens, chunk, 1, id * 31, 0};
+    }
+    /// Small hand-offs, by tcp, until one goes by channel; how long that took, -1 when it did not.
+    int64_t pair_ms() {
+        const TimeMs begin = steady_now();
+        while (steady_now() - begin < 40'000) {
+            const auto r = run(next(64, 64));
+            EXPECT_TRUE(r.ok) << r.reason;
+            if (r.mover == "nccl") return steady_now() - begin;
+            ::usleep(20'000);
+        }
+        return -1;
+    }
+    Pool d;
+    Reports reports;
+    std::unique_ptr<TransferThread> thread;
+    std::unique_ptr<Child> child;
+    std::shared_ptr<SocketLink> link;
+    uint64_t id = 0;
+};
+
+#define NEEDS_NCCL()                                                           \
+    NEEDS_GPU();                                                               \
+    {                                                                          \
+        Pool probe(0, gpu_layout(PoolOrder::kBlockFirst, 2, 2, 16, 2, 64));    \
+        if (const auto can = probe.device->linkable(); !can) GTEST_SKIP() << can.error().message; \
+    }
+
+TEST(Nccl, HandoffsBetweenProcesses) {
+    NEEDS_NCCL();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()));
+    DecodeEnd s;
+    s.spawn();
+    const int64_t paired_ms = s.pair_ms();
+    ASSERT_GE(paired_ms, 0) << "they did not pair";
+    std::printf("nccl paired after %lld ms\n", static_cast<long long>(paired_ms));
+    for (int i = 0; i < 12; ++i) {
+        s.d.poison();
+        const Ask a = s.next(1 + static_cast<uint32_t>(rng() % 4096), 16 * (1 + static_cast<uint32_t>(rng() % 64)));
+        const auto r = s.run(a);
+        ASSERT_TRUE(r.ok) << r.reason << " seed " << seed_of_run();
+        EXPECT_EQ(r.mover, "nccl");
+        ASSERT_EQ(s.d.touched(pull_of(a, child_layout(false), s.d.layout).target_blocks), 0u);
+    }
+    for (const uint32_t tokens : {64u, 512u, 1024u, 4096u}) {
+        std::vector<int64_t> us;
+        for (int i = 0; i < 7; ++i) us.push_back(s.run(s.next(tokens, 4096)).total_us);
+        std::sort(us.begin(), us.end());
+        std::printf("nccl hand-off of %u tokens (%.1f MiB): total p50 %lld us\n", tokens, tokens / 16 * 1.75, static_cast<long long>(us[3]));
+    }
+}
+
+TEST(Nccl, PeerKilledInTheMiddle) {
+    NEEDS_NCCL();
+    std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 1);
+    DecodeEnd s;
+    int lost = 0;
+    for (int i = 0; i < 4; ++i) {
+        s.spawn();
+        const int64_t paired_ms = s.pair_ms();
+        ASSERT_GE(paired_ms, 0) << "they did not pair, round " << i;
+        const Ask a = s.next(4096, 4096);
+        s.child->ask(a);
+        s.child->wait();
+        s.thread->start_pull(pull_of(a, child_layout(false), s.d.layout));
+        ::usleep(static_cast<useconds_t>(rng() % (gpus() > 1 ? 3'000 : 120'000)));
+        const int64_t begin_us = steady_now_us();
+        s.lose();
+        const auto r = s.reports.pull(a.id);
+        const int64_t end_us = steady_now_us() - begin_us;
+        if (!r.ok) {
+            ++lost;
+            EXPECT_TRUE(r.reason == "peer_lost" || r.reason == "channel") << r.reason;
+        }
+        // From now on nothing is written, whatever the abort does; other work of this GPU goes on.
+        s.d.poison();
+        ::usleep(800'000);
+        ASSERT_EQ(s.d.touched({}), 0u);
+        std::printf("nccl peer killed: %s, ended after %lld us; paired before in %lld ms\n", r.ok ? "whole" : r.reason.c_str(),
+                    static_cast<long long>(end_us), static_cast<long long>(paired_ms));
+    }
+    EXPECT_GT(lost, 0);
+}
+
+TEST(Nccl, MemoryComesBack) {
+    NEEDS_NCCL();
+    const auto free_now = [] {
+        size_t free = 0, total = 0;
+        CUDA_OK(cudaSetDevice(d_gpu()));
+        CUDA_OK(cudaMemGetInfo(&free, &total));
+        return static_cast<int64_t>(free);
+    };
+    int64_t before = 0;
+    for (int i = 0; i < 3; ++i) {
+        {
+            DecodeEnd s;
+            s.spawn();
+            ASSERT_GE(s.pair_ms(), 0);
+        }
+        if (i == 0) before = free_now();  // what the library keeps for itself is taken once
+    }
+    const TimeMs until = steady_now() + 3'000;
+    while (before - free_now() > (8 << 20) && steady_now() < until) ::usleep(10'000);
+    std::printf("nccl: memory missing after two more pairs: %lld KiB\n", static_cast<long long>((before - free_now()) >> 10));
+    EXPECT_LT(before - free_now(), 8 << 20);
+}
+
+}  // namespace
+
+int child_main(int fd, int gpu, bool kv_first) {
+    return child_prefill(fd, gpu, kv_first, [](Pool& p) { return std::make_unique<PrefillEnd>(p); });
+}
+
+}  // namespace baton::xavier::test
+
+int main(int argc, char** argv) {
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    if (argc == 6 && std::strcmp(argv[1], "--child") == 0)
+        return baton::xavier::test::child_main(std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]) == 1);
+    ::signal(SIGPIPE, SIG_IGN);
+    if (baton::xavier::test::gpus() == 1) ::setenv("NCCL_HOSTID", "baton-test-d", 0);
+    testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}
