@@ -58,6 +58,7 @@ void WeightStore::open(TimeMs now, uint64_t owner, const wire::WeightsOpen& ask)
     owners_.emplace(owner, ask.key);
     if (image.filler != 0) {
         image.waiting.push_back(owner);
+        log::debug("weight image awaited", {{"model_uid", ask.model_uid}, {"key", short_name(ask.key)}});
         return;
     }
     image.holders.insert(owner);

@@ -130,6 +130,11 @@ TEST(ReplicaSettings, ArgumentsRoundTrip) {
         s.kv_dtype = coin() ? "bf16" : "f32";
         s.kv_layout = coin() ? "block" : "kv";
         s.mover = coin() ? "" : "tcp";
+        if (coin()) s.device = "cuda:" + std::to_string(random() % 16);
+        s.dtype = coin() ? "bf16" : "f16";
+        if (coin()) s.gpu_memory_ppm = static_cast<uint32_t>(random() % 1'000'001);
+        if (coin()) s.gpu_memory_bytes = random();
+        s.deterministic = coin();
         s.verify_handoff = coin();
         s.snapshots = coin();
         s.snapshot_read_always = coin();
@@ -141,6 +146,18 @@ TEST(ReplicaSettings, ArgumentsRoundTrip) {
         ASSERT_TRUE(back) << back.error().message;
         ASSERT_EQ(*back, s);
     }
+}
+
+TEST(ReplicaSettings, DeviceNamesTheCpuOrAGpu) {
+    const auto with = [](const std::string& device) {
+        return parse_replica_args({"--model-uid", "m", "--model-path", "/m", "--replica", "1", "--epoch", "1", "--supervisor-socket",
+                                   "/s", "--device", device});
+    };
+    ASSERT_TRUE(with("cpu"));
+    EXPECT_EQ(gpu_of(*with("cpu")), std::nullopt);
+    ASSERT_TRUE(with("cuda:3"));
+    EXPECT_EQ(gpu_of(*with("cuda:3")), 3u);
+    for (const char* wrong : {"", "cuda", "cuda:", "cuda:x", "cuda:1x", "cuda:-1", "CUDA:1", "gpu:0", "cuda:99999999999"}) EXPECT_FALSE(with(wrong)) << wrong;
 }
 
 TEST(ReplicaSettings, OnlyDifferencesAreWrittenButRoleAndUidAlways) {
@@ -182,6 +199,7 @@ TEST(WorkerSettings, ArgumentsRoundTripWithoutTheSecret) {
     s.run_dir = "/r";
     s.worker_port = 9001;
     s.child_of_supervisor = true;
+    s.share_weights = false;
     s.link_secret = "secret";
     const auto args = to_args(s);
     for (const auto& a : args) EXPECT_THAT(a, ::testing::Not(HasSubstr("secret")));
@@ -189,7 +207,24 @@ TEST(WorkerSettings, ArgumentsRoundTripWithoutTheSecret) {
     ASSERT_TRUE(back);
     EXPECT_EQ(back->worker_port, 9001);
     EXPECT_TRUE(back->child_of_supervisor);
+    EXPECT_FALSE(back->share_weights);
     EXPECT_TRUE(check(*back));
+}
+
+TEST(WorkerSettings, SharingIsSwitchedOffByEitherDoor) {
+    for (const char* environment : {static_cast<const char*>(nullptr), "true", "false"})
+        for (const bool argument : {true, false}) {
+            ::unsetenv("BATON_SHARE_WEIGHTS");
+            if (environment != nullptr) ::setenv("BATON_SHARE_WEIGHTS", environment, 1);
+            WorkerSettings s;
+            s.share_weights = argument;
+            EXPECT_TRUE(apply_environment(s));
+            EXPECT_EQ(s.share_weights, argument && (environment == nullptr || std::string_view(environment) == "true"));
+        }
+    ::setenv("BATON_SHARE_WEIGHTS", "no", 1);
+    WorkerSettings s;
+    EXPECT_THAT(apply_environment(s).error().message, HasSubstr("BATON_SHARE_WEIGHTS must be true or false"));
+    ::unsetenv("BATON_SHARE_WEIGHTS");
 }
 
 TEST(WorkerSettings, ChecksWhereTheSupervisorIs) {
