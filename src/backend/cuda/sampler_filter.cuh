@@ -245,11 +245,120 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
     state.todo = listed <= a.list_max ? Todo::kSorting : Todo::kDescent;
 }
 
+/// The token, from `n` sorted candidates. With kAllListed they are all there are within reach; else all of the wanted bins,
+/// and the sums of the bins complete them.
+template <uint32_t kThreads, uint32_t kMost, bool kAllListed>
+__device__ __forceinline__ uint32_t choose_listed(const Args& a, const Row& row, const RowState& state, uint32_t at,
+                                                  const uint64_t* list, uint32_t n) {
+    constexpr uint32_t kEach = kMost / kThreads;
+    __shared__ uint64_t kept;
+    __shared__ uint64_t cut;
+    __shared__ uint32_t drawn;
+    const uint32_t* counts = a.bin_counts + static_cast<size_t>(at) * kBins;
+    const uint64_t* masses = a.bin_masses + static_cast<size_t>(at) * kBins;
+    const float top = state.max, scale = state.scale;
+    // Rank and weight of all candidates up to each one, also of those not listed.
+    uint32_t rank[kEach], rank_sum = 0;
+    uint64_t up_to[kEach], w[kEach], sum = 0;
+    float weight[kEach];
+    const uint32_t first = threadIdx.x * kEach;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t j = first + i;
+        w[i] = 0;
+        weight[i] = 0;
+        if (j < n) {
+            const float y = distance(key_value(list[j]), top, scale);
+            weight[i] = weight_at(y);
+            w[i] = units(weight[i]);
+            ++rank_sum;
+            sum += w[i];
+            if constexpr (!kAllListed) {
+                const uint32_t bin = bin_of(y, state.bins_per);
+                const uint32_t earlier = j == 0 ? kBins : bin_of(distance(key_value(list[j - 1]), top, scale), state.bins_per);
+                if (bin != earlier) {  // what lies between the two bins
+                    rank_sum += counts[bin] - (j == 0 ? 0 : counts[earlier + 1]);
+                    sum += masses[bin] - (j == 0 ? 0 : masses[earlier + 1]);
+                }
+            }
+        }
+        rank[i] = rank_sum;
+        up_to[i] = sum;
+    }
+    const uint32_t rank_before = static_cast<uint32_t>(block_exclusive(rank_sum).before);
+    const Prefix before = block_exclusive(sum);
+    if (threadIdx.x == 0) {
+        const uint64_t total = kAllListed ? before.total : state.mass_total;
+        kept = row.top_k == 0 ? state.all : total;
+        cut = kAllListed ? total : state.mass_max;
+        drawn = key_id(list[0]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        rank[i] += rank_before;
+        up_to[i] += before.before;
+        if (first + i < n && rank[i] == row.top_k) {
+            kept = up_to[i];
+            cut = min(cut, kept);
+        }
+    }
+    __syncthreads();
+    const uint64_t want = row.top_p < 1.0f ? top_p_units(row, kept) : ~uint64_t{0};
+    uint64_t mine = ~uint64_t{0};
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        if (first + i >= n) continue;
+        if (up_to[i] - w[i] < want && want <= up_to[i]) mine = min(mine, up_to[i]);
+        if (rank[i] > 1 && weight[i] < state.min_p) mine = min(mine, up_to[i] - w[i]);
+    }
+    const uint64_t least = ~block_max(~mine);
+    const uint64_t unit = draw_unit(uniform_of(row), min(cut, least));
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
+    __syncthreads();
+    return drawn;
+}
+
+/// A few candidates, collected by one block in shared memory; `count` may run over.
+struct ShortList {
+    uint64_t key[kShort];
+    uint32_t count;
+    uint32_t base;  ///< of this block's in the row's list
+};
+
+/// Appends the block's candidates to the row's list, where they have room.
+__device__ __forceinline__ void publish(ShortList& found, RowState& state, uint64_t* list) {
+    if (threadIdx.x == 0) found.base = atomicAdd(&state.listed, found.count);
+    __syncthreads();
+    if (found.base + found.count > kShort) return;
+    for (uint32_t i = threadIdx.x; i < found.count; i += blockDim.x) list[found.base + i] = found.key[i];
+}
+
+/// Sorts the row's list into `sorted`, largest first, each by the number of those before it.
+__device__ __forceinline__ void rank_list(ShortList& found, const uint64_t* list, uint32_t n, uint64_t* sorted) {
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) found.key[i] = __ldcg(list + i);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const uint64_t key = found.key[i];
+        uint32_t rank = 0;
+#pragma unroll 4
+        for (uint32_t j = 0; j < n; ++j) rank += found.key[j] > key ? 1 : 0;
+        sorted[rank] = key;
+    }
+    __syncthreads();
+}
+
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
-/// get their histogram.
+/// get their histogram, and end here where few candidates are within reach.
 __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
     static_assert(kBinsEach == 8);
     __shared__ Histogram histogram;
+    __shared__ ShortList found;
+    __shared__ uint64_t sorted[kShort];
     launch_dependents();
     wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
@@ -262,7 +371,9 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
     const float top = state.max, reach = state.reach, bins_per = state.bins_per, scale = state.scale, min_p = state.min_p;
     const bool penalties = state.penalties != 0, bins = todo == Todo::kHistogram;
     if (bins) histogram.clear();
+    if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
+    uint32_t appended = 0;  // by this warp
 #pragma unroll 1
     for (uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kScanWarps) {
         uint64_t sum = 0;
@@ -282,10 +393,18 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
                 const float v = in ? load_one<Via::kOwnCache>(a, row, penalties, logits, id_of(chunk, lane, i)) : top;
                 const float y = distance(v, top, scale), weight = weight_at(y);
                 const uint64_t mass = in ? units(weight) : 0;
-                if (bins)
-                    histogram.add_warp(in, bin_of(y, bins_per), mass, lane);
-                else
+                if (!bins) {
                     sum += weight >= min_p ? mass : 0;
+                    continue;
+                }
+                histogram.add_warp(in, bin_of(y, bins_per), mass, lane);
+                if (appended > kShort) continue;  // one too many tells that there are more
+                const uint32_t mask = __ballot_sync(kAll, in), n = static_cast<uint32_t>(__popc(mask));
+                uint32_t to = 0;
+                if (lane == 0) to = atomicAdd(&found.count, n);
+                to = __shfl_sync(kAll, to, 0) + static_cast<uint32_t>(__popc(mask & ((1u << lane) - 1u)));
+                if (in && to < kShort) found.key[to] = make_key(ordered(v), id_of(chunk, lane, i));
+                appended += n;
             }
         }
         if (bins) continue;
@@ -293,7 +412,9 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
         if (lane == 0) a.masses[partial + chunk] = sum;
     }
     __syncthreads();
-    if (bins)
+    uint64_t* list = a.list + static_cast<size_t>(at) * kList;
+    if (bins) {
+        publish(found, state, list);
 #pragma unroll 1
         for (uint32_t b = threadIdx.x; b < kBins; b += kWeighThreads)
             if (histogram.count[b] != 0) {
@@ -301,8 +422,16 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
                 atomicAdd(reinterpret_cast<unsigned long long*>(a.bin_masses + static_cast<size_t>(at) * kBins + b),
                           static_cast<unsigned long long>(histogram.mass(b)));
             }
+    }
     if (!is_last_block(&state.tickets[1])) return;
-    if (bins) return end_bins(a, row, at);
+    if (bins) {
+        const uint32_t n = __ldcg(&state.listed);
+        __syncthreads();
+        if (threadIdx.x == 0) state.listed = 0;
+        if (n > min(kShort, a.list_max)) return end_bins(a, row, at);
+        rank_list(found, list, n, sorted);
+        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort, true>(a, row, state, at, sorted, n));
+    }
     Chunks chunks;
     chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;
     chunks.first = threadIdx.x * chunks.per;
@@ -330,77 +459,6 @@ __device__ inline void sort_list(uint64_t* list, uint32_t n) {
             }
         }
     __syncthreads();
-}
-
-/// The token, from the sorted list. `up_to[j]` is the weight of all candidates up to the j-th, also of those not listed.
-__device__ inline uint32_t choose_listed(const Args& a, const Row& row, const RowState& state, uint32_t at, const uint64_t* list,
-                                         uint32_t n) {
-    constexpr uint32_t kEach = kList / kChooseThreads;
-    __shared__ uint64_t kept;
-    __shared__ uint64_t cut;
-    __shared__ uint32_t drawn;
-    const uint32_t* counts = a.bin_counts + static_cast<size_t>(at) * kBins;
-    const uint64_t* masses = a.bin_masses + static_cast<size_t>(at) * kBins;
-    const auto bin_at = [&](uint32_t j) {
-        return bin_of(distance(key_value(list[j]), state.max, row.scale), state.bins_per);
-    };
-    uint32_t rank[kEach], rank_sum = 0;
-    uint64_t up_to[kEach], w[kEach], sum = 0;
-    float weight[kEach];
-    const uint32_t first = threadIdx.x * kEach;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-        const uint32_t j = first + i;
-        w[i] = 0;
-        weight[i] = 0;
-        if (j < n) {
-            const float y = distance(key_value(list[j]), state.max, row.scale);
-            weight[i] = weight_at(y);
-            w[i] = units_at(y);
-            ++rank_sum;
-            sum += w[i];
-            const uint32_t bin = bin_of(y, state.bins_per), earlier = j == 0 ? kBins : bin_at(j - 1);
-            if (bin != earlier) {  // what lies between the two bins
-                rank_sum += __ldcg(counts + bin) - (j == 0 ? 0 : __ldcg(counts + earlier + 1));
-                sum += __ldcg(masses + bin) - (j == 0 ? 0 : __ldcg(masses + earlier + 1));
-            }
-        }
-        rank[i] = rank_sum;
-        up_to[i] = sum;
-    }
-    const uint32_t rank_before = static_cast<uint32_t>(block_exclusive(rank_sum).before);
-    const uint64_t before = block_exclusive(sum).before;
-    if (threadIdx.x == 0) {
-        kept = row.top_k == 0 ? state.all : state.mass_total;
-        cut = state.mass_max;
-        drawn = key_id(list[0]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-        rank[i] += rank_before;
-        up_to[i] += before;
-        if (first + i < n && rank[i] == row.top_k) {
-            kept = up_to[i];
-            cut = min(cut, kept);
-        }
-    }
-    __syncthreads();
-    const uint64_t want = row.top_p < 1.0f ? top_p_units(row, kept) : ~uint64_t{0};
-    uint64_t mine = ~uint64_t{0};
-#pragma unroll
-    for (uint32_t i = kEach; i-- > 0;) {
-        if (first + i >= n) continue;
-        if (up_to[i] - w[i] < want && want <= up_to[i]) mine = min(mine, up_to[i]);
-        if (rank[i] > 1 && weight[i] < row.min_p) mine = min(mine, up_to[i] - w[i]);
-    }
-    const uint64_t least = ~block_max(~mine);
-    const uint64_t unit = draw_unit(uniform_of(row), min(cut, least));
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
-    __syncthreads();
-    return drawn;
 }
 
 }  // namespace baton::backend::cuda::sampling

@@ -14,6 +14,7 @@ namespace baton::backend::cuda::sampling {
 constexpr uint32_t kChunk = 1024;          ///< logits that one warp looks at: the unit of all partial results
 constexpr uint32_t kBins = 2048;           ///< of the histogram over a row's likely part
 constexpr uint32_t kList = 2048;           ///< candidates that are put in order one by one
+constexpr uint32_t kShort = 512;           ///< so few candidates are listed at once, without a look at the bins
 constexpr uint32_t kVocabMax = 1u << 20;   ///< bounds the sums of weights in units of 2^-42 by 2^62
 constexpr uint32_t kEditsMax = 1024 + 256; ///< biased and masked ids of a row
 constexpr uint16_t kInPrompt = 0x8000;     ///< flag in a count; the rest counts emissions and saturates

@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const Args a)
     for (uint32_t i = threadIdx.x; i < power; i += kChooseThreads) scratch.list[i] = i < n ? __ldcg(list + i) : 0;
     sort_list(scratch.list, power);
     if (threadIdx.x == 0) state.listed = 0;
-    finish_row(a, row, at, choose_listed(a, row, state, at, scratch.list, n));
+    finish_row(a, row, at, choose_listed<kChooseThreads, kList, false>(a, row, state, at, scratch.list, n));
 }
 
 }  // namespace baton::backend::cuda::sampling
