@@ -65,6 +65,7 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
     if (fault_) return fail(*fault_);
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
     BATON_TRY(input_.check(batch));
+    BATON_TRY(enter());
     for (const Slice& s : batch.slices)
         if (s.progress != nullptr && device_word(s.progress) == nullptr)
             return fail(ErrorCode::kInvalidArgument, "a progress word lies outside the shared memory");
@@ -172,7 +173,14 @@ Expected<void> CudaBackend::collect(std::vector<wire::Token>& tokens) {
     return {};
 }
 
+/// Whatever thread calls: the current device is a thread's own.
+Expected<void> CudaBackend::enter() const {
+    BATON_CUDA_TRY(cudaSetDevice(static_cast<int>(options_.device)), "the GPU of this backend");
+    return {};
+}
+
 Expected<void> CudaBackend::share_words(std::span<std::byte> memory) {
+    BATON_TRY(enter());
     SharedWords words;
     words.host = memory.data();
     words.bytes = memory.size();
@@ -200,6 +208,7 @@ uint64_t* CudaBackend::device_word(uint64_t* word) const {
 
 Expected<void> CudaBackend::debug_logits(std::vector<float>& logits) {
     if (!options_.keep_logits) return fail(ErrorCode::kUnsupported, "this backend keeps no logits");
+    BATON_TRY(enter());
     logits.resize(size_t{last_logits_} * model_.shape.vocab);
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "the logits");
     BATON_CUDA_TRY(cudaMemcpy(logits.data(), kept_.data(), logits.size() * sizeof(float), cudaMemcpyDeviceToHost), "the logits");

@@ -62,6 +62,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_pool();
     Expected<void> warm_up();
 
+    [[nodiscard]] Expected<void> enter() const;
     [[nodiscard]] Expected<uint64_t> budget() const;
     [[nodiscard]] StepLimits limits() const;
     [[nodiscard]] uint32_t splits(uint32_t decode, uint32_t kv_max) const;

@@ -18,7 +18,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr size_t kAlign = 256;
-constexpr size_t kSlotBytes = size_t{4} << 20;
+constexpr size_t kSlotBytes = size_t{2} << 20;
 constexpr uint32_t kSlots = 2;  ///< of each thread: one is filled while the other is copied
 constexpr uint32_t kThreadsMax = 12;
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14
