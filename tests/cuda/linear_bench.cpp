@@ -111,7 +111,7 @@ void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
             if (which == 4 && m > 256) break;
             const auto found = must(linear->measure_all(matrix, m, stream.get()));
             const float lt = best_of(found, Kind::kLt);
-            const float own = std::min(best_of(found, Kind::kGemv), best_of(found, Kind::kTile));
+            const float own = std::min({best_of(found, Kind::kGemv), best_of(found, Kind::kTile), best_of(found, Kind::kDirect)});
             const double tera = 2e-6 * m * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
             const double giga = 2e-3 * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
             const Choice* first_own = nullptr;

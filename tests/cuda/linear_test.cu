@@ -269,7 +269,7 @@ uint64_t size_limit() {
 double tolerance(Elem elem, const Shape& shape) {
     const double unit = elem == Elem::kBF16 ? 1.0 / 256 : 1.0 / 2048;
     if (shape.out == Out::kF32 && !shape.norm) return 2e-6;
-    return unit * (shape.out == Out::kSwiGlu ? 1.1 : 0.8);
+    return unit * (shape.out == Out::kSwiGlu ? 1.6 : 1.0);  // the library rounds gate and up before SwiGLU
 }
 
 template <class T>
@@ -326,6 +326,7 @@ TEST(Linear, OracleAgreesWithTheHost) {
     Case<__half> c(shape, m, seed_of_run());
     auto linear = LinearImpl::make(options(Elem::kF16, 8));
     ASSERT_TRUE(linear);
+    ASSERT_TRUE((*linear)->reserve(c.matrix));
     c.prepare(m);
     ASSERT_EQ((*linear)->run({nullptr, false}, c.matrix, c.x(), m, c.out()), cudaSuccess);
     std::vector<__half> w(24 * 40), x(3 * 40), bias(24);
@@ -343,10 +344,10 @@ TEST(Linear, OracleAgreesWithTheHost) {
             for (uint32_t e = 0; e < 40; ++e)
                 ref += static_cast<double>(__half2float(x[i * 40 + e])) * norm[e] * __half2float(w[j * 40 + e]);
             ref = ref / std::sqrt(square / 40 + c.matrix.eps) + __half2float(bias[j]);
-            EXPECT_NEAR(out[i * 24 + j], ref, 1e-4);
+            EXPECT_NEAR(out[i * 24 + j], ref, 4e-3);
         }
     }
-    EXPECT_EQ(c.check(m, 1e-4), "");
+    EXPECT_EQ(c.check(m, tolerance(Elem::kF16, shape)), "");
 }
 
 /// Rows of a deterministic product are the same bits for every m and every kernel that may be chosen.
@@ -475,9 +476,10 @@ Choices some_choices() {
         key.n = 64 * (i + 1);
         key.k = 8 * (i + 3);
         Choice choice;
-        choice.kind = static_cast<Kind>(i % 3);
+        choice.kind = static_cast<Kind>(i % 4);
         choice.gemv = {static_cast<uint8_t>(i % gemv_shapes().size()), static_cast<uint8_t>(1u << i % 4)};
         choice.tile = {static_cast<uint8_t>(i % tile_shapes().size()), static_cast<uint8_t>(1u << i % 4), i % 5 == 0, i % 7 == 0};
+        choice.direct = {static_cast<uint8_t>(i % direct_shapes().size()), static_cast<uint8_t>(1 + i % 8), 1};
         choice.microseconds = static_cast<float>(i) * 1.5f;
         for (uint64_t& word : choice.algo) word = random();
         choices[{key, i % kBuckets}] = choice;
@@ -526,6 +528,8 @@ TEST(LinearCache, HostileBytesStayWithinBounds) {
             ASSERT_LT(where.second, kBuckets);
             ASSERT_LT(choice.gemv.variant, gemv_shapes().size());
             ASSERT_LT(choice.tile.variant, tile_shapes().size());
+            ASSERT_LT(choice.direct.variant, direct_shapes().size());
+            ASSERT_GT(choice.direct.slices * choice.direct.tiles, 0);
             ASSERT_LE(choice.gemv.k_warps, 8);
             ASSERT_LE(choice.tile.splits, 8);
             ASSERT_TRUE(std::isfinite(choice.microseconds));

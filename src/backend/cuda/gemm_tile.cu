@@ -27,14 +27,14 @@ TileEntry entry_of(Elem elem, uint8_t variant) {
 
 uint32_t k_tiles(uint32_t k) { return (k + kDepth - 1) / kDepth; }
 
-/// Elements of a row of the norm form's x in one block: its part of k, and 16 bytes against bank conflicts.
-uint32_t slab_elements(uint32_t k, TileConfig config) {
+/// Tiles of k whose x the norm form holds in one block.
+uint32_t slab_tiles(uint32_t k, TileConfig config) {
     const uint32_t parts = config.cluster ? config.splits : 1;
-    return (k_tiles(k) + parts - 1) / parts * kDepth + 8;
+    return (k_tiles(k) + parts - 1) / parts;
 }
 
 size_t shared_bytes(const Product& product, TileConfig config, const TileEntry& entry) {
-    return config.norm_fused ? entry.norm_bytes(slab_elements(product.matrix.k, config)) : entry.bytes(0);
+    return config.norm_fused ? entry.norm_bytes(slab_tiles(product.matrix.k, config)) : entry.bytes(0);
 }
 
 /// Tiles of m that share a column of weights before the next: about 8 MiB of x stay in L2.
@@ -101,7 +101,6 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
     args.m_tiles = (product.m + shape.cols - 1) / shape.cols;
     args.n_tiles = (matrix.n + shape.rows - 1) / shape.rows;
     args.band = band_of(args.m_tiles, shape.cols, matrix.k);
-    args.slab = slab_elements(matrix.k, config);
     args.eps = matrix.eps;
     args.kind = matrix.out;
     if (matrix.out == Out::kSwiGlu) {

@@ -1,10 +1,11 @@
 #pragma once
 
 #include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/gemm_wgmma.cuh"
 #include "backend/cuda/linear_kernels.hpp"
 
-/// The tensor-core product of Linear. outᵀ tile [rows of w, rows of x] by mma.sync m16n8k16 with the weights as the left
-/// operand, so that few rows of x waste little. A ring of `ST` stages of 64 elements of k is filled by cp.async; what holds
+/// The tensor-core product of Linear. outᵀ tile [rows of w, rows of x] by wgmma (sm_90a) or mma.sync m16n8k16 with the
+/// weights as the left operand, so that few rows of x waste little. A ring of `ST` stages of 64 elements of k is filled by cp.async; what holds
 /// weights is filled before the wait for the kernel ahead.
 ///
 /// Numerics: each result is one chain of f32 additions over k in steps of 16 per part of k, and the parts are added in
@@ -13,6 +14,11 @@ namespace baton::backend::cuda::gemm {
 
 constexpr uint32_t kDepth = 64;             // elements of k a stage holds
 constexpr uint32_t kRowBytes = kDepth * 2;  // 8 words of 16 bytes, placed at word ^ (row & 7): no bank conflicts
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kWarpgroups = true;  // wgmma in place of ldmatrix and mma.sync
+#else
+constexpr bool kWarpgroups = false;
+#endif
 
 struct TileArgs {
     const void* w;
@@ -29,27 +35,28 @@ struct TileArgs {
     uint32_t m_tiles;
     uint32_t n_tiles;
     uint32_t band;     // tiles of m that follow each other before the next tile of n
-    uint32_t slab;     // elements of a row of the norm form's x, padded
     float eps;
     Out kind;
 };
 
-/// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps, ST stages; NORM: x stays in shared memory
-/// as a whole, multiplied by the norm's weight; TOTALS: several parts of k in one block.
+/// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps (with wgmma BM / 16 × 1), ST stages; NORM: x
+/// stays in shared memory as a whole, multiplied by the norm's weight; TOTALS: several parts of k in one block.
 template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
 struct Tile {
     static constexpr int kThreads = WM * WN * 32;
-    static constexpr int kTM = BM / WM / 16;
-    static constexpr int kTN = BN / WN / 8;
+    static constexpr int kWarpsM = kWarpgroups ? BM / 16 : WM;
+    static constexpr int kWarpsN = kWarpgroups ? 1 : WN;
+    static constexpr int kTM = BM / kWarpsM / 16;
+    static constexpr int kTN = BN / kWarpsN / 8;
     static constexpr int kStageW = BM * static_cast<int>(kRowBytes);
-    static constexpr int kStageX = NORM ? 0 : BN * static_cast<int>(kRowBytes);
-    static constexpr int kStage = kStageW + kStageX;
+    static constexpr int kStageX = BN * static_cast<int>(kRowBytes);
     static constexpr int kPartStride = BM + 4;
-    static constexpr int kSquaresBytes = NORM ? (BN * 4 + 127) / 128 * 128 : 0;
-    static_assert(BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
+    static constexpr int kSquaresBytes = NORM ? (BN * 4 + 1023) / 1024 * 1024 : 0;
+    static_assert(BM % 64 == 0 && BM / 16 == WM * WN && BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
 
+    /// `slab`: tiles of k whose x the norm form holds.
     static size_t shared_bytes(uint32_t slab) {
-        const size_t ring = static_cast<size_t>(ST) * kStage + (NORM ? static_cast<size_t>(BN) * slab * 2 : 0);
+        const size_t ring = static_cast<size_t>(ST) * kStageW + static_cast<size_t>(NORM ? slab : ST) * kStageX;
         const size_t part = static_cast<size_t>(BN) * kPartStride * 4;
         return kSquaresBytes + (ring > part ? ring : part);
     }
@@ -117,8 +124,8 @@ __device__ __forceinline__ void store8(const TileArgs& a, uint32_t row, uint32_t
 
 /// Fills the norm form's x: rows of this block's part of k times the norm's weight, and their sums of squares.
 template <class T, int BN, int WARPS>
-__device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint32_t k_begin, uint32_t words, T* slab,
-                                          float* squares) {
+__device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint32_t k_begin, uint32_t words,
+                                          unsigned char* slab, float* squares) {
     constexpr int kBatch = BN / WARPS < 1 ? 1 : (BN / WARPS > 4 ? 4 : BN / WARPS);
     const uint32_t lane = threadIdx.x & 31;
     for (uint32_t first = threadIdx.x >> 5; first < BN; first += WARPS * kBatch) {
@@ -150,7 +157,8 @@ __device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint
                     sums[b] += f[i] * f[i];
                     f[i] *= g[i];
                 }
-                *reinterpret_cast<uint4*>(slab + static_cast<size_t>(local) * a.slab + word * 8) = pack8<T>(f);
+                const uint32_t at = (word >> 3) * (BN * kRowBytes) + local * kRowBytes + (((word & 7) ^ (local & 7)) << 4);
+                *reinterpret_cast<uint4*>(slab + at) = pack8<T>(f);
             }
         }
 #pragma unroll
@@ -162,10 +170,39 @@ __device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint
     }
 }
 
+/// acc += one stage of 64 elements of k by mma.sync. `w_at` and `x_at` are where this lane's rows start.
+template <class T, class G>
+__device__ __forceinline__ void tile_step(float (&acc)[G::kTM][G::kTN][4], uint32_t w_at, uint32_t w_word, uint32_t x_at,
+                                          uint32_t x_word, uint32_t flip) {
+#pragma unroll
+    for (uint32_t step = 0; step < kDepth / 16; ++step) {
+        uint32_t af[G::kTM][4];
+        uint32_t bf[G::kTN][2];
+        const uint32_t x_step = x_at + (((step * 2 + x_word) ^ flip) << 4);
+#pragma unroll
+        for (int i = 0; i < G::kTM; ++i)
+            ldmatrix4(af[i], w_at + static_cast<uint32_t>(i) * 16 * kRowBytes + (((step * 2 + w_word) ^ flip) << 4));
+        if constexpr (G::kTN == 1) {
+            ldmatrix2(bf[0], x_step);
+        } else {
+#pragma unroll
+            for (int j = 0; j < G::kTN; j += 2) {
+                uint32_t both[4];
+                ldmatrix4(both, x_step + static_cast<uint32_t>(j) * 8 * kRowBytes);
+                bf[j][0] = both[0], bf[j][1] = both[1], bf[j + 1][0] = both[2], bf[j + 1][1] = both[3];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < G::kTM; ++i)
+#pragma unroll
+            for (int j = 0; j < G::kTN; ++j) mma<T>(acc[i][j], af[i], bf[j]);
+    }
+}
+
 template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
 __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(const TileArgs a) {
     using G = Tile<T, BM, BN, WM, WN, ST, NORM, TOTALS>;
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     launch_dependents();
     const uint32_t thread = threadIdx.x;
     const uint32_t lane = thread & 31;
@@ -187,8 +224,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
     float* squares = reinterpret_cast<float*>(shared);
     unsigned char* ring = shared + G::kSquaresBytes;
     const uint32_t ring_at = shared_address(ring);
-    T* slab = reinterpret_cast<T*>(ring + ST * G::kStageW);
-    const uint32_t slab_at = ring_at + ST * G::kStageW;
+    const uint32_t x_ring_at = ring_at + ST * G::kStageW;  // of the norm form: all of x
 
     // Each thread copies the same word of a few rows, the rows kThreads / 8 apart.
     constexpr int kCopyW = BM * 8 / G::kThreads;
@@ -219,7 +255,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
             const bool in = row < a.m && e < a.k;
             const T* src = static_cast<const T*>(a.x) + (in ? static_cast<size_t>(row) * a.k + e : 0);
             if (BN * 8 % G::kThreads == 0 || local < BN)
-                copy_async(ring_at + ST * G::kStageW + stage * G::kStageX + copy_at +
+                copy_async(x_ring_at + stage * G::kStageX + copy_at +
                                static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes,
                            src, in);
         }
@@ -234,7 +270,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
     }
     wait_prerequisites();
     if constexpr (NORM) {
-        fill_slab<T, BN, WM * WN>(a, row0, tile0 * kDepth, count * (kDepth / 8), slab, squares);
+        fill_slab<T, BN, WM * WN>(a, row0, tile0 * kDepth, count * (kDepth / 8), ring + ST * G::kStageW, squares);
     } else {
 #pragma unroll
         for (uint32_t s = 0; s < ST; ++s) {
@@ -255,12 +291,12 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
                                                          static_cast<size_t>(row0 + item0 / groups) * a.columns + column0 +
                                                          item0 % groups * 8));
 
-    const uint32_t wm = warp % WM;
-    const uint32_t wn = warp / WM;
-    const uint32_t a_row = wm * (BM / WM) + (lane & 15);
+    const uint32_t wm = warp % G::kWarpsM;
+    const uint32_t wn = warp / G::kWarpsM;
+    const uint32_t a_row = wm * (BM / G::kWarpsM) + (lane & 15);
     const uint32_t a_at = a_row * kRowBytes;
     const uint32_t a_word = lane >> 4;
-    const uint32_t b_row = wn * (BN / WN) + (lane & 7) + (G::kTN == 1 ? 0 : ((lane >> 4) << 3));
+    const uint32_t b_row = wn * (BN / G::kWarpsN) + (lane & 7) + (G::kTN == 1 ? 0 : ((lane >> 4) << 3));
     const uint32_t b_word = (lane >> 3) & 1;
     const uint32_t flip = lane & 7;
     float acc[G::kTM][G::kTN][4] = {};
@@ -274,6 +310,10 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
             copy_wait<ST - 1>();
         else
             copy_wait<ST - 2>();
+        if constexpr (kWarpgroups) {
+            shared_to_tensor();
+            wgmma_wait<0>();  // the tile before: its stage is free once all have passed the barrier
+        }
         __syncthreads();
         // The stage of the tile before is free now; the first ST tiles are on their way already.
         if (t > 0 && t + ST - 1 < count) {
@@ -283,37 +323,23 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         }
         copy_commit();
         const uint32_t w_at = ring_at + stage * G::kStageW;
-        const uint32_t x_at = NORM ? slab_at + t * kRowBytes : slab_at + stage * G::kStageX;
+        const uint32_t x_at = x_ring_at + (NORM ? t : stage) * G::kStageX;
+        if constexpr (kWarpgroups) {
+            const uint64_t left = wgmma_operand(w_at + warp / 4 * 64 * kRowBytes);
+            const uint64_t right = wgmma_operand(x_at);
+            wgmma_begin();
 #pragma unroll
-        for (uint32_t step = 0; step < kDepth / 16; ++step) {
-            uint32_t af[G::kTM][4];
-            uint32_t bf[G::kTN][2];
-#pragma unroll
-            for (int i = 0; i < G::kTM; ++i)
-                ldmatrix4(af[i], w_at + a_at + static_cast<uint32_t>(i) * 16 * kRowBytes + (((step * 2 + a_word) ^ flip) << 4));
-            const auto b_address = [&](uint32_t j) {
-                if constexpr (NORM)
-                    return x_at + (b_row + j * 8) * a.slab * 2 + (step * 2 + b_word) * 16;
-                else
-                    return x_at + (b_row + j * 8) * kRowBytes + (((step * 2 + b_word) ^ flip) << 4);
-            };
-            if constexpr (G::kTN == 1) {
-                ldmatrix2(bf[0], b_address(0));
-            } else {
-#pragma unroll
-                for (int j = 0; j < G::kTN; j += 2) {
-                    uint32_t both[4];
-                    ldmatrix4(both, b_address(static_cast<uint32_t>(j)));
-                    bf[j][0] = both[0], bf[j][1] = both[1], bf[j + 1][0] = both[2], bf[j + 1][1] = both[3];
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < G::kTM; ++i)
-#pragma unroll
-                for (int j = 0; j < G::kTN; ++j) mma<T>(acc[i][j], af[i], bf[j]);
+            for (uint64_t step = 0; step < kDepth / 16; ++step) wgmma<T, BN>(acc[0], left + 2 * step, right + 2 * step);
+            wgmma_commit();
+        } else {
+            tile_step<T, G>(acc, w_at + a_at, a_word, x_at + b_row * kRowBytes, b_word, flip);
         }
         if constexpr (TOTALS) {
             if (tile0 + t + 1 == part_end && a.splits > 1 && a.cluster == 1) {
+                if constexpr (kWarpgroups) {
+                    wgmma_wait<0>();
+                    wgmma_settle(acc[0]);
+                }
 #pragma unroll
                 for (int i = 0; i < G::kTM; ++i)
 #pragma unroll
@@ -330,6 +356,10 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         stage = stage + 1 == ST ? 0 : stage + 1;
     }
     copy_wait<0>();
+    if constexpr (kWarpgroups) {
+        wgmma_wait<0>();
+        wgmma_settle(acc[0]);
+    }
     __syncthreads();
 
     // Sums to shared memory as [row of x][row of w], over what the ring held.
@@ -341,8 +371,8 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         for (int j = 0; j < G::kTN; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const uint32_t n_at = wm * (BM / WM) + static_cast<uint32_t>(i) * 16 + (lane >> 2) + (e >= 2 ? 8 : 0);
-                const uint32_t m_at = wn * (BN / WN) + static_cast<uint32_t>(j) * 8 + (lane & 3) * 2 + (e & 1);
+                const uint32_t n_at = wm * (BM / G::kWarpsM) + static_cast<uint32_t>(i) * 16 + (lane >> 2) + (e >= 2 ? 8 : 0);
+                const uint32_t m_at = wn * (BN / G::kWarpsN) + static_cast<uint32_t>(j) * 8 + (lane & 3) * 2 + (e & 1);
                 float v = acc[i][j][e];
                 if constexpr (TOTALS) v = from_total ? total[i][j][e] : v;
                 sums[m_at * G::kPartStride + n_at] = v;

@@ -102,6 +102,7 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
     switch (choice.kind) {
         case Kind::kLt: return !options_.deterministic && lt_->check(product, choice.algo);
         case Kind::kGemv: return !options_.deterministic && gemv_takes(product, choice.gemv);
+        case Kind::kDirect: return !options_.deterministic && direct_takes(product, choice.direct);
         case Kind::kTile:
             if (options_.deterministic &&
                 (choice.tile.splits != deterministic_splits(matrix.n, matrix.k) || choice.tile.norm_fused))
@@ -129,6 +130,27 @@ void LinearImpl::add_gemv(const Product& product, std::vector<Choice>& found) co
     }
 }
 
+void LinearImpl::add_direct(const Product& product, std::vector<Choice>& found) const {
+    const auto shapes = direct_shapes();
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const DirectShape& shape = shapes[v];
+        if (product.m > shape.m_max || (shape.m_max > 8 && product.m <= 8)) continue;
+        const uint32_t units = ceil_div(product.matrix.k, shape.half ? 64 : 32);
+        for (const uint32_t slices : {1u, 2u, 3u, 4u, 6u, 8u}) {
+            const uint32_t each = ceil_div(units, slices);
+            if (each * 2 <= shape.units || slices > units) continue;
+            if (each > shape.units && slices < 8 && !(each <= 2u * shape.units && slices >= 4)) continue;
+            for (const uint32_t tiles : {1u, 2u, 4u}) {
+                if (slices * tiles < 4 || slices * tiles > 8) continue;
+                Choice choice;
+                choice.kind = Kind::kDirect;
+                choice.direct = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(tiles)};
+                if (direct_takes(product, choice.direct)) found.push_back(choice);
+            }
+        }
+    }
+}
+
 void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) const {
     const auto shapes = tile_shapes();
     const bool fixed = options_.deterministic;
@@ -138,7 +160,6 @@ void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) co
         const uint32_t m_tiles = ceil_div(product.m, shape.cols);
         if (shape.cols > 8 && shape.cols >= 2 * product.m) continue;  // a narrower one does
         if (m_tiles > 1 && shape.cols < 64) continue;
-        if (!fixed && shape.cols >= 128) continue;
         const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
         for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
             if (fixed && splits != fixed_splits) continue;
@@ -161,6 +182,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
     const Product product = product_of(matrix, nullptr, m, nullptr);
     std::vector<Choice> found;
     if (!options_.deterministic) {
+        if (m <= 16) add_direct(product, found);
         if (m <= 4) add_gemv(product, found);
         for (const LtAlgo& algo : lt_->heuristics(product, 8)) {
             Choice choice;
@@ -168,7 +190,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
             found.push_back(choice);
         }
     }
-    if (options_.deterministic || found.empty() || (m > 1 && m <= 128)) add_tile(product, found);
+    if (options_.deterministic || found.empty() || (m > 1 && m <= 256)) add_tile(product, found);
     return found;
 }
 
@@ -233,6 +255,7 @@ cudaError_t LinearImpl::run_rows(const Launch& launch, const Matrix& matrix, con
                                  const Choice& choice) {
     const Product product = product_of(matrix, x, m, out);
     if (choice.kind == Kind::kGemv) return gemv(launch, product, choice.gemv);
+    if (choice.kind == Kind::kDirect) return direct(launch, product, choice.direct);
     if (choice.kind == Kind::kTile) return tile(launch, product, choice.tile);
     if (const auto e = lt_->run(launch.stream, product, choice.algo); e != cudaSuccess) return e;
     if (matrix.bias == nullptr || Lt::takes_bias(matrix)) return cudaSuccess;

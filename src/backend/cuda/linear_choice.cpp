@@ -16,7 +16,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'b', 'a', 't', 'o', 'n', 'L', 'i', 'n'};
-constexpr uint32_t kVersion = 1;  // raise it when a kernel's meaning or speed changes
+constexpr uint32_t kVersion = 2;  // raise it when a kernel's meaning or speed changes
 constexpr uint32_t kRecordsMax = 4096;
 constexpr size_t kGpuMax = 256;
 constexpr size_t kFileMax = size_t{1} << 20;
@@ -86,6 +86,9 @@ void write_record(Writer& out, const ShapeKey& key, uint32_t bucket, const Choic
     out.put(choice.tile.variant);
     out.put(choice.tile.splits);
     out.put(static_cast<uint8_t>((choice.tile.cluster ? 1 : 0) | (choice.tile.norm_fused ? 2 : 0)));
+    out.put(choice.direct.variant);
+    out.put(choice.direct.slices);
+    out.put(choice.direct.tiles);
     out.put(choice.microseconds);
     for (uint64_t word : choice.algo) out.put(word);
 }
@@ -105,13 +108,18 @@ bool read_record(Reader& in, Choices& choices) {
     choice.tile.variant = in.get<uint8_t>();
     choice.tile.splits = in.get<uint8_t>();
     const auto tile_flags = in.get<uint8_t>();
+    choice.direct.variant = in.get<uint8_t>();
+    choice.direct.slices = in.get<uint8_t>();
+    choice.direct.tiles = in.get<uint8_t>();
     choice.microseconds = in.get<float>();
     for (uint64_t& word : choice.algo) word = in.get<uint64_t>();
-    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 2 || tile_flags > 3) return false;
+    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 3 || tile_flags > 3) return false;
     if (!(choice.microseconds >= 0.0f && choice.microseconds < 1e9f)) return false;
     if (choice.gemv.variant >= gemv_shapes().size() || choice.tile.variant >= tile_shapes().size()) return false;
     if (!std::has_single_bit(choice.gemv.k_warps) || choice.gemv.k_warps > 8) return false;
     if (!std::has_single_bit(choice.tile.splits) || choice.tile.splits > 8) return false;
+    if (choice.direct.variant >= direct_shapes().size()) return false;
+    if (choice.direct.slices == 0 || choice.direct.slices > 8 || choice.direct.tiles == 0 || choice.direct.tiles > 8) return false;
     key.elem = static_cast<Elem>(elem);
     key.out = static_cast<Out>(kind_of_out);
     key.bias = (flags & 1) != 0;
@@ -139,6 +147,11 @@ std::string describe(const Choice& choice) {
             const TileShape shape = tile_shapes()[choice.tile.variant];
             return "tile " + std::to_string(shape.rows) + "x" + std::to_string(shape.cols) + " s" +
                    std::to_string(choice.tile.splits) + (choice.tile.cluster ? "c" : "") + (choice.tile.norm_fused ? " norm" : "");
+        }
+        case Kind::kDirect: {
+            const DirectShape shape = direct_shapes()[choice.direct.variant];
+            return std::string("direct u") + std::to_string(shape.units) + (shape.half ? "h" : "") + "m" + std::to_string(shape.m_max) +
+                   " s" + std::to_string(choice.direct.slices) + "t" + std::to_string(choice.direct.tiles);
         }
         case Kind::kLt: break;
     }

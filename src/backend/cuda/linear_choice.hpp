@@ -11,13 +11,14 @@
 
 namespace baton::backend::cuda {
 
-enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2 };
+enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3 };
 
 /// How a product runs at one bucket of m.
 struct Choice {
     Kind kind = Kind::kLt;
     GemvConfig gemv;
     TileConfig tile;
+    DirectConfig direct;
     LtAlgo algo = {};
     float microseconds = 0;  ///< as tuned; 0: not measured
 };

@@ -63,6 +63,7 @@ class LinearImpl final : public Linear {
     [[nodiscard]] uint32_t chunk_rows(const Matrix& matrix) const;
     [[nodiscard]] Choice untuned(const Matrix& matrix, uint32_t m) const;
     void add_gemv(const Product& product, std::vector<Choice>& found) const;
+    void add_direct(const Product& product, std::vector<Choice>& found) const;
     void add_tile(const Product& product, std::vector<Choice>& found) const;
     cudaError_t run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out, const Choice& choice);
     Expected<void> measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us);

@@ -45,6 +45,24 @@ struct GemvConfig {
 /// m ≤ 4: CUDA cores, weights in registers before the wait, norm, bias, residual, SwiGLU and f32 output fused.
 cudaError_t gemv(const Launch& launch, const Product& product, GemvConfig config);
 
+/// A shape of the kernel whose weights go straight into tensor-core registers: `units` of 32 elements of k (`half`: 64)
+/// that a warp holds of its tile of 16 (8) weight rows.
+struct DirectShape {
+    uint8_t units = 0;
+    uint8_t m_max = 0;
+    bool half = false;
+};
+[[nodiscard]] std::span<const DirectShape> direct_shapes();
+/// `slices` warps share a tile's k, `tiles` tiles a block; together at most 8 warps.
+struct DirectConfig {
+    uint8_t variant = 0;
+    uint8_t slices = 1;
+    uint8_t tiles = 1;
+};
+[[nodiscard]] bool direct_takes(const Product& product, DirectConfig config);
+/// m ≤ 16, norm (rounding weight · norm to the element type), bias, residual, SwiGLU and f32 output fused.
+cudaError_t direct(const Launch& launch, const Product& product, DirectConfig config);
+
 /// A tile of the tensor-core kernel: `rows` weight rows × `cols` rows of x a block, `stages` of 64 along k.
 struct TileShape {
     uint16_t rows = 0;
