@@ -493,6 +493,41 @@ TEST_F(StoreTest, StoreIsDroppedWithTheLastStoppedReplicaOfItsModel) {
     EXPECT_EQ(reply<wire::StoreSlots>(*a).slots, (std::vector<uint32_t>{UINT32_MAX}));
 }
 
+TEST_F(StoreTest, WeightsGoFromOneReplicaToTheNextAndTheFillersDeathIsNoticed) {
+    start_and_register();
+    spawn("exec sleep 1000", 1);
+    auto a = connect(), b = connect(), c = connect(), stranger = connect();
+    const auto ask = [](Replica& r, uint64_t replica) {
+        r.link->send(wire::WeightsOpen{{{replica}, {1}}, "m", sha256("weights"), 8192});
+    };
+    ask(*stranger, 9);
+    EXPECT_EQ(reply<wire::WeightsGrant>(*stranger).state, wire::WeightsState::kNone) << "no such replica runs here";
+    ask(*a, 1);
+    EXPECT_EQ(reply<wire::WeightsGrant>(*a).state, wire::WeightsState::kFill);
+    ask(*b, 1);
+    a->link->close();
+    EXPECT_EQ(reply<wire::WeightsGrant>(*b).state, wire::WeightsState::kFill);
+    ASSERT_EQ(b->fds.size(), 1u);
+    ASSERT_EQ(::pwrite(b->fds[0].get(), "w", 1, 8191), 1);
+    ASSERT_EQ(::fcntl(b->fds[0].get(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+    ask(*c, 1);
+    b->link->send(wire::WeightsFilled{true});
+    EXPECT_EQ(reply<wire::WeightsGrant>(*c).state, wire::WeightsState::kReady);
+    ASSERT_EQ(c->fds.size(), 1u);
+    char byte = 0;
+    EXPECT_EQ(::pread(c->fds[0].get(), &byte, 1, 8191), 1);
+    EXPECT_EQ(byte, 'w');
+}
+
+TEST_F(StoreTest, NothingIsSharedWhereThatIsSwitchedOff) {
+    options_.settings.share_weights = false;
+    start_and_register();
+    spawn("exec sleep 1000", 1);
+    auto a = connect();
+    a->link->send(wire::WeightsOpen{{{1}, {1}}, "m", sha256("weights"), 8192});
+    EXPECT_EQ(reply<wire::WeightsGrant>(*a).state, wire::WeightsState::kNone);
+}
+
 TEST_F(StoreTest, AnotherModelGetsWhatIsLeftAndWrongSizesGetNothing) {
     start_and_register();
     spawn("exec sleep 1000", 1);
