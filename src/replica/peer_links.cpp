@@ -1,6 +1,7 @@
 #include "peer_links.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "baton/base/log.hpp"
@@ -26,7 +27,14 @@ std::string name_of(const wire::ReplicaTarget& t) {
 }  // namespace
 
 PeerLinks::PeerLinks(Services services) : services_(std::move(services)) {
-    if (const auto faults = xavier::parse_faults(services_.settings.fault)) drop_ = faults->drop;
+    if (const auto faults = xavier::parse_faults(services_.settings.fault)) {
+        drop_ = faults->drop;
+        if (faults->nccl_one_gpu) {
+            const std::string host = services_.host_id + "-" + std::to_string(services_.settings.replica.value);
+            ::setenv("NCCL_HOSTID", host.c_str(), 1);
+            ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+        }
+    }
     if (services_.device == nullptr) return;
     auto handle = services_.device->export_handle();
     if (handle) device_handle_ = std::move(*handle);

@@ -1,10 +1,19 @@
+#include "xavier/faults.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <string>
 
-#include "baton/xavier/mover.hpp"
+#include "baton/base/log.hpp"
 
 namespace baton::xavier {
 namespace {
+
+constexpr std::array<std::string_view, 7> kSteps{"pull_started", "pull_first", "pull_half", "pull_copied",
+                                                 "serve_started", "serve_first", "serve_last"};
 
 Expected<int64_t> number(std::string_view text, std::string_view fault) {
     int64_t n = 0;
@@ -24,11 +33,13 @@ Expected<void> add(TransferThread::Faults& faults, std::string_view fault) {
         faults.fail_pulls = true;
     } else if (fault == "stall") {
         faults.stall = true;
+    } else if (fault == "nccl_one_gpu") {
+        faults.nccl_one_gpu = true;
     } else if (name == "pull_delay_ms") {
         BATON_TRY_ASSIGN(faults.delay_ms, number(value, fault));
     } else if (name == "pace_us") {
         BATON_TRY_ASSIGN(faults.pace_us, number(value, fault));
-    } else if (name == "kill_at" && !value.empty()) {
+    } else if (name == "kill_at" && std::find(kSteps.begin(), kSteps.end(), value) != kSteps.end()) {
         faults.kill_at = value;
     } else if (name == "drop" && !value.empty()) {
         faults.drop = value;
@@ -39,6 +50,12 @@ Expected<void> add(TransferThread::Faults& faults, std::string_view fault) {
 }
 
 }  // namespace
+
+void die_at(const TransferThread::Faults& faults, std::string_view step) {
+    if (faults.kill_at != step) return;
+    log::warn("xavier.killed_at", {{"step", step}});
+    ::raise(SIGKILL);
+}
 
 Expected<TransferThread::Faults> parse_faults(std::string_view text) {
     TransferThread::Faults faults;

@@ -5,6 +5,7 @@
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
+#include "xavier/faults.hpp"
 #include "xavier/page_copy.hpp"
 #include "xavier/puller.hpp"
 
@@ -56,6 +57,7 @@ void PullServer::request(const wire::ReplicaTarget& peer, wire::PullRequest requ
         s.generations.push_back(s.offer.generations[i]);
     }
     serving_.push_back(std::move(s));
+    die_at(faults_, "serve_started");
 }
 
 void PullServer::drop(const wire::ReplicaTarget& peer) {
@@ -69,7 +71,8 @@ bool PullServer::step(TimeMs now) {
     for (auto it = serving_.begin(); it != serving_.end();) {
         const Step did = step_one(*it, now);
         worked = did != Step::kIdle || worked;
-        it = did == Step::kEnded ? serving_.erase(it) : std::next(it);
+        if (did == Step::kEnded) it = serving_.erase(it);
+        else ++it;
     }
     return worked;
 }
@@ -127,6 +130,7 @@ PullServer::Step PullServer::send_extent(Serving& s, const Extent& e, TimeMs now
     s.last_progress = now;
     const bool last = s.cursor.done();
     send(s, e, std::move(bytes), last);
+    left(last);
     return last ? Step::kEnded : Step::kSent;
 }
 
@@ -191,7 +195,13 @@ PullServer::Step PullServer::send_gathered(Serving& s, TimeMs now) {
     }
     s.gathering.pop_front();
     s.last_progress = now;
+    left(g.last);
     return g.last ? Step::kEnded : Step::kSent;
+}
+
+void PullServer::left(bool last) const {
+    die_at(faults_, "serve_first");
+    if (last) die_at(faults_, "serve_last");
 }
 
 PullServer::Step PullServer::end_failed(Serving& s) {

@@ -73,6 +73,7 @@ class PullServer {
     Step start_channel(Serving& s, const Extent& extent, TimeMs now);
     Step send_gathered(Serving& s, TimeMs now);
     void send(Serving& s, const Extent& extent, std::vector<std::byte> bytes, bool last) const;
+    void left(bool last) const;  ///< an extent did: fault hook
     Step end_failed(Serving& s);
     void let_go(Serving& s);
     static void send_failed(net::Connection& link, uint64_t pull);

@@ -8,6 +8,7 @@
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
+#include "xavier/faults.hpp"
 #include "xavier/page_copy.hpp"
 
 namespace baton::xavier {
@@ -87,6 +88,7 @@ void Puller::start(pd::StartPull ask, TimeMs now) {
     p.generations = std::span(p.ask.source_generations).subspan(p.ask.first_block);
     pulls_[p.ask.pull] = std::move(pull);
     ++p.source->pulls;
+    die_at(faults_, "pull_started");
     if (faults_.fail_pulls) return finish(p, false, "planted");
     if (p.cursor.done()) return finish(p, true, "");  // all of it is here already
     if (p.source->view) return;
@@ -163,6 +165,9 @@ void Puller::lose_channel(uint64_t pull) {
 }
 
 void Puller::took(Pull& p, const Extent& e, TimeMs now) {
+    const uint64_t all = p.from_blocks.size() * own_.layout().block_bytes();
+    if (p.bytes == 0) die_at(faults_, "pull_first");
+    if (p.bytes < all / 2 && p.bytes + e.pairs() * pair_bytes(own_.layout()) >= all / 2) die_at(faults_, "pull_half");
     p.cursor.advance(e);
     p.bytes += e.pairs() * pair_bytes(own_.layout());
     p.last_progress = now;
@@ -326,6 +331,7 @@ void Puller::finish(Pull& p, bool ok, std::string_view reason) {
 
 bool Puller::conclude(Pull& p) {
     if (!p.arrivals.empty() || !settled(p) || (p.end->ok && p.on_channel > 0)) return false;
+    if (p.end->ok) die_at(faults_, "pull_copied");
     End end = std::move(*p.end);
     if (end.ok && own_.lost() && (p.ticket != 0 || p.host_ticket != 0)) end = {false, "internal"};
     if (end.ok && p.source->view && p.bytes > 0 &&

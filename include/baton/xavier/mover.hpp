@@ -131,12 +131,13 @@ class TransferThread {
         bool stall = false;    ///< a pull copies once, then no more
         std::string kill_at{}; ///< the process kills itself at this step
         std::string drop{};    ///< the first message of this name that a peer link would send is lost
+        bool nccl_one_gpu = false;  ///< each replica is a host of its own to NCCL, so that two on one GPU can pair
     };
     virtual void plant(Faults faults) = 0;  ///< fault hooks, for tests and behind a flag
 };
 
-/// "corrupt", "fail_pulls", "pull_delay_ms=N", "pace_us=N", "stall", "kill_at=STEP", "drop=MESSAGE", or several with commas
-/// between; empty: none. kInvalidArgument names the one that is unknown.
+/// "corrupt", "fail_pulls", "pull_delay_ms=N", "pace_us=N", "stall", "kill_at=STEP", "drop=MESSAGE", "nccl_one_gpu", or
+/// several with commas between; empty: none. kInvalidArgument names the one that is unknown.
 [[nodiscard]] Expected<TransferThread::Faults> parse_faults(std::string_view text);
 
 }  // namespace baton::xavier

@@ -407,16 +407,67 @@ TEST(TransferDevice, SlabsOfAManySlabStoreArePinnedAsTheyAreUsed) {
     EXPECT_EQ(p.device.pinned(), 0u);
 }
 
+TEST(Faults, PaceAndStall) {
+    std::mt19937 rng(13);
+    Pair s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), 0);
+    TransferThread::Faults faults;
+    faults.stall = true;
+    s.thread->plant(faults);
+    Handoff h = s.handoff(rng, 1, 100);
+    s.p.words->open_progress(h.open);
+    store_progress(s.p, h.open.slot, 0, 40, 3);
+    s.thread->start_pull(h.pull);
+    s.d.device.wait_queued(1);
+    store_progress(s.p, h.open.slot, 0, 100, 3);
+    for (int i = 0; i < 20; ++i) ASSERT_TRUE(s.thread->checksums({}));
+    EXPECT_EQ(s.d.device.queued(), 1u);
+    faults.stall = false;
+    faults.pace_us = 20'000;
+    s.thread->plant(faults);
+    const int64_t begin_us = steady_now_us();
+    ASSERT_TRUE(s.reports.pull(1).ok);
+    Handoff paced = s.handoff(rng, 2, 100);
+    s.p.words->open_progress(paced.open);
+    s.thread->start_pull(paced.pull);
+    const uint64_t before = s.d.device.queued();
+    store_progress(s.p, paced.open.slot, 0, 40, 3);
+    s.d.device.wait_queued(before + 1);
+    store_progress(s.p, paced.open.slot, 40, 100, 3);
+    ASSERT_TRUE(s.reports.pull(2).ok);
+    EXPECT_GE(steady_now_us() - begin_us, 20'000);
+}
+
+TEST(Faults, KillsAtNamedSteps) {
+    testing::FLAGS_gtest_death_test_style = "threadsafe";
+    for (const char* step : {"pull_started", "pull_first", "pull_half", "pull_copied"})
+        EXPECT_EXIT(
+            {
+                std::mt19937 rng(14);
+                Pair s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), 0);
+                TransferThread::Faults faults;
+                faults.kill_at = step;
+                s.thread->plant(faults);
+                Handoff h = s.handoff(rng, 1, 100);
+                s.p.words->open_progress(h.open);
+                store_progress(s.p, h.open.slot, 0, 100, 3);
+                s.thread->start_pull(h.pull);
+                s.reports.pull(1);
+            },
+            testing::KilledBySignal(SIGKILL), "")
+            << step;
+}
+
 TEST(Faults, AreParsed) {
-    const auto f = parse_faults("corrupt,pull_delay_ms=20,pace_us=5,stall,kill_at=pull_first,drop=Release,fail_pulls");
+    const auto f = parse_faults("corrupt,pull_delay_ms=20,pace_us=5,stall,kill_at=pull_first,drop=release,fail_pulls,nccl_one_gpu");
     ASSERT_TRUE(f);
     EXPECT_TRUE(f->corrupt_one_byte && f->stall && f->fail_pulls);
     EXPECT_EQ(f->delay_ms, 20);
     EXPECT_EQ(f->pace_us, 5);
     EXPECT_EQ(f->kill_at, "pull_first");
-    EXPECT_EQ(f->drop, "Release");
+    EXPECT_EQ(f->drop, "release");
+    EXPECT_TRUE(f->nccl_one_gpu);
     EXPECT_TRUE(parse_faults(""));
-    for (const char* bad : {"x", "pace_us", "pace_us=", "pace_us=-1", "pace_us=1x", "kill_at=", "corrupt=1", ",", "drop"})
+    for (const char* bad : {"x", "pace_us", "pace_us=", "pace_us=-1", "pace_us=1x", "kill_at=", "kill_at=nowhere", "corrupt=1", ",", "drop"})
         EXPECT_FALSE(parse_faults(bad)) << bad;
 }
 
