@@ -294,9 +294,13 @@ struct PrefillVariant {
     cudaError_t (*d64)(const cuda::Launch&, const cuda::PrefillAttention&);
 };
 const PrefillVariant kPortable[] = {{"portable", cuda::prefill_attention_portable, cuda::prefill_attention_portable}};
-const PrefillVariant kHopper[] = {
-    {"turns", cuda::launch_prefill_90<Elem::kBF16, 128, true>, cuda::launch_prefill_90<Elem::kBF16, 64, true>},
-    {"free", cuda::launch_prefill_90<Elem::kBF16, 128, false>, cuda::launch_prefill_90<Elem::kBF16, 64, false>}};
+template <int D, int GROUPS>
+cudaError_t hopper(const cuda::Launch& launch, const cuda::PrefillAttention& a) {
+    return cuda::launch_prefill_90<Elem::kBF16, D, GROUPS>(launch, a, 132);
+}
+const PrefillVariant kHopper[] = {{"chosen", cuda::prefill_attention_90, cuda::prefill_attention_90},
+                                  {"128 rows", hopper<128, 2>, hopper<64, 2>},
+                                  {"64 rows", hopper<128, 1>, hopper<64, 1>}};
 
 void bench_prefill(std::span<const PrefillVariant> variants) {
     std::printf("prefill, us (TFLOP/s); columns: ");

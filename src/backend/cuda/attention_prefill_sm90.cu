@@ -19,11 +19,24 @@ EncodeTiled find_encode() {
     return reinterpret_cast<EncodeTiled>(entry);
 }
 
+/// Tiles of 64 rows where tiles of 128 would leave half of the multiprocessors idle: a row's bits are the same in both.
+template <Elem E, int D>
+cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
+    int device = 0;
+    int multiprocessors = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess)
+        return error;
+    if (prefill_grid(a, 128) * 2 <= static_cast<unsigned>(multiprocessors) || a.rows_max * (a.base.heads / a.base.kv.kv_heads) <= 64)
+        return launch_prefill_90<E, D, 1>(launch, a, multiprocessors);
+    return launch_prefill_90<E, D, 2>(launch, a, multiprocessors);
+}
+
 template <Elem E>
 cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
-    if (a.base.kv.head_dim == 128)
-        return launch_prefill_90<E, 128, true>(launch, a);
-    return launch_prefill_90<E, 64, true>(launch, a);
+    return a.base.kv.head_dim == 128 ? pick<E, 128>(launch, a) : pick<E, 64>(launch, a);
 }
 
 }  // namespace
@@ -56,7 +69,7 @@ bool runs_prefill_90() {
         return false;
     // A build without sm_90a runs here from older PTX, whose kernel is empty.
     cudaFuncAttributes attributes{};
-    return cudaFuncGetAttributes(&attributes, prefill_kernel_90<Elem::kBF16, 128, true>) == cudaSuccess && attributes.ptxVersion >= 90;
+    return cudaFuncGetAttributes(&attributes, prefill_kernel_90<Elem::kBF16, 128, 2>) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 cudaError_t prefill_attention_90(const Launch& launch, const PrefillAttention& args) {

@@ -10,10 +10,10 @@
 
 /// Paged prefill attention for sm_90a: asynchronous warpgroup products, pages through the tensor copy engine.
 ///
-/// One thread block a multiprocessor walks over tiles of 128 rows (packed as in attention_prefill.cuh). A producer warp
-/// brings K and V in tiles of 128 tokens into rings of two stages; two warpgroups take 64 rows each. A warpgroup starts the
-/// scores of a tile together with the weighted sum of the tile before and does the softmax meanwhile; with `PINGPONG` the
-/// two take turns in starting products, so that one's softmax lies under the other's products. The order of accumulation over
+/// One thread block a multiprocessor walks over tiles of 128 rows (packed as in attention_prefill.cuh), or of 64 where there
+/// are few. A producer warp brings K and V in tiles of 128 tokens into rings of two stages; two warpgroups, or one, take 64
+/// rows each. A warpgroup starts the scores of a tile together with the weighted sum of the tile before and does the softmax
+/// meanwhile; two take turns in starting products, so that one's softmax lies under the other's products. The order of accumulation over
 /// positions is as fixed as in the portable kernel (its bits differ from that kernel's): ascending tiles, and tiles beyond
 /// a row's last position change nothing.
 namespace baton::backend::cuda {
@@ -26,20 +26,20 @@ struct PrefillParams90 {
     int tiles;  ///< no more than so many (row tile, kv head) pairs
 };
 
-template <int D>
+template <int D, int GROUPS>
 struct PrefillShape90 {
-    static constexpr int kThreads = 384;
-    static constexpr int kRows = 128;
+    static constexpr int kThreads = 128 + GROUPS * 128;
+    static constexpr int kRows = GROUPS * 64;
     static constexpr int kTokens = 128;
     static constexpr int kStages = 2;
     static constexpr int kQBytes = kRows * D * 2;
     static constexpr int kTileBytes = kTokens * D * 2;
-    static constexpr int kHalf = kTokens * 128;  ///< a tile's part of 64 columns; the query tile's is the same
+    static constexpr int kHalf = kTokens * 128;  ///< a tile's part of 64 columns
+    static constexpr int kQHalf = kRows * 128;
     static constexpr int kKAt = kQBytes;
     static constexpr int kVAt = kKAt + kStages * kTileBytes;
     static constexpr int kBarriersAt = kVAt + kStages * kTileBytes;
     static constexpr size_t kShared = kBarriersAt + 64;
-    static_assert(kRows == kTokens);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -79,9 +79,9 @@ __device__ __forceinline__ Span90 span_of(const PrefillTile& t, int length, int 
 }
 
 /// One warp: brings all tiles of all work of this block.
-template <Elem E, int D>
+template <Elem E, int D, int GROUPS>
 __device__ __forceinline__ void produce(const PrefillParams90<E>& p, uint32_t shared, const Rings90<D>& rings) {
-    using Shape = PrefillShape90<D>;
+    using Shape = PrefillShape90<D, GROUPS>;
     const PrefillParams<E>& b = p.base;
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int page_rows = 1 << b.block_shift;
@@ -128,24 +128,24 @@ __device__ __forceinline__ void produce(const PrefillParams90<E>& p, uint32_t sh
 }
 
 /// A warpgroup's 64 rows of one tile.
-template <Elem E, int D, bool PINGPONG>
+template <Elem E, int D, int GROUPS>
 struct Consumer90 {
     using N = dev::Number<E>;
-    using Shape = PrefillShape90<D>;
+    using Shape = PrefillShape90<D, GROUPS>;
     static constexpr int kTokens = Shape::kTokens;
 
     const PrefillParams90<E>& p;
     unsigned char* shared;
     uint32_t base;     ///< shared memory's address
     Rings90<D> rings;
-    int group_index;   ///< 0 or 1
+    int group_index;   ///< of the warpgroup
     int thread;        ///< of the warpgroup
     int lane;
 
     __device__ __forceinline__ void together() const { dev::named_sync(1 + group_index, 128); }
     /// Place of piece (16 bytes) `piece` of row `m` in the query tile.
     __device__ __forceinline__ static int q_place(int m, int piece) {
-        return (piece / 8) * Shape::kHalf + m * 128 + (((piece % 8) ^ (m & 7)) << 4);
+        return (piece / 8) * Shape::kQHalf + m * 128 + (((piece % 8) ^ (m & 7)) << 4);
     }
 
     __device__ __forceinline__ void load_queries(const PrefillTile& t, int kv_head) const {
@@ -175,8 +175,9 @@ struct Consumer90 {
         const uint32_t k = base + static_cast<uint32_t>(Shape::kKAt + static_cast<int>(n & 1) * Shape::kTileBytes);
 #pragma unroll
         for (int kk = 0; kk < D / 16; ++kk) {
-            const auto at = static_cast<uint32_t>(kk / 4 * Shape::kHalf + kk % 4 * 32);
-            dev::Product<E, kTokens>::from_shared(s, dev::operand(q + at, 16), dev::operand(k + at, 16), kk > 0);
+            const auto step = static_cast<uint32_t>(kk % 4 * 32);
+            dev::Product<E, kTokens>::from_shared(s, dev::operand(q + static_cast<uint32_t>(kk / 4 * Shape::kQHalf) + step, 16),
+                                                  dev::operand(k + static_cast<uint32_t>(kk / 4 * Shape::kHalf) + step, 16), kk > 0);
         }
         dev::products_commit();
     }
@@ -251,7 +252,7 @@ struct Consumer90 {
                                               float (&sum)[2], const int (&limit)[2], int tile, uint32_t n, bool take_turns) const {
         float shrink[2];
         dev::barrier_wait(rings.full(false, n), Rings90<D>::phase(n));
-        if (PINGPONG && take_turns)
+        if (GROUPS == 2 && take_turns)
             dev::named_sync(3 + group_index, 256);
         dev::pin(s);
         dev::pin(o);
@@ -260,7 +261,7 @@ struct Consumer90 {
         dev::barrier_wait(rings.full(true, n - 1), Rings90<D>::phase(n - 1));
         dev::products_fence();
         start_sum(o, w, n - 1, tile > 1);
-        if (PINGPONG && take_turns)
+        if (GROUPS == 2 && take_turns)
             dev::named_arrive(4 - group_index, 256);
         dev::products_wait<1>();
         dev::pin(s);
@@ -390,10 +391,10 @@ struct Consumer90 {
 };
 #endif
 
-template <Elem E, int D, bool PINGPONG>
-__global__ void __launch_bounds__(384, 1) prefill_kernel_90(const __grid_constant__ PrefillParams90<E> p) {
+template <Elem E, int D, int GROUPS>
+__global__ void __launch_bounds__(128 + GROUPS * 128, 1) prefill_kernel_90(const __grid_constant__ PrefillParams90<E> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Shape = PrefillShape90<D>;
+    using Shape = PrefillShape90<D, GROUPS>;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = dev::shared_address(shared);
     const Rings90<D> rings{base + Shape::kBarriersAt};
@@ -401,7 +402,7 @@ __global__ void __launch_bounds__(384, 1) prefill_kernel_90(const __grid_constan
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < 4; ++i) {
             dev::barrier_init(rings.base + i * 8, 1);       // full: the producer, and the bytes
-            dev::barrier_init(rings.base + 32 + i * 8, 8);  // empty: each warp of both warpgroups
+            dev::barrier_init(rings.base + 32 + i * 8, 4 * GROUPS);  // empty: each warp of the warpgroups
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         dev::fence_for_products();
@@ -410,16 +411,18 @@ __global__ void __launch_bounds__(384, 1) prefill_kernel_90(const __grid_constan
     __syncthreads();
     const int warpgroup = dev::uniform(static_cast<int>(threadIdx.x) / 128);
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (GROUPS == 2)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x < 32)
-            produce<E, D>(p, base, rings);
+            produce<E, D, GROUPS>(p, base, rings);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if (GROUPS == 2)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         const int index = warpgroup - 1;
-        if (PINGPONG && index == 1)
+        if (GROUPS == 2 && index == 1)
             dev::named_arrive(3, 256);  // the first turn is the other's
-        const Consumer90<E, D, PINGPONG> consumer{p, shared, base, rings, index, static_cast<int>(threadIdx.x) % 128,
-                                                  static_cast<int>(threadIdx.x) % 32};
+        const Consumer90<E, D, GROUPS> consumer{p, shared, base, rings, index, static_cast<int>(threadIdx.x) % 128,
+                                                static_cast<int>(threadIdx.x) % 32};
         consumer.run();
     }
 #else
@@ -430,25 +433,19 @@ __global__ void __launch_bounds__(384, 1) prefill_kernel_90(const __grid_constan
 /// Describes one layer's K or V pages to the copy engine: boxes of 64 elements of all tokens of a head's page.
 cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const KvView& kv);
 
-template <Elem E, int D, bool PINGPONG>
-cudaError_t launch_prefill_90(const Launch& launch, const PrefillAttention& a) {
-    using Shape = PrefillShape90<D>;
+template <Elem E, int D, int GROUPS>
+cudaError_t launch_prefill_90(const Launch& launch, const PrefillAttention& a, int multiprocessors) {
+    using Shape = PrefillShape90<D, GROUPS>;
     PrefillParams90<E> p{};
     p.base = prefill_params<E>(a);
     p.tiles = static_cast<int>(prefill_grid(a, Shape::kRows));
     cudaError_t error = describe_pages(p.k, E, a.base.kv.k, a.base.kv);
     if (error == cudaSuccess)
         error = describe_pages(p.v, E, a.base.kv.v, a.base.kv);
-    int device = 0;
-    int multiprocessors = 0;
-    if (error == cudaSuccess)
-        error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess)
         return error;
     const int grid = p.tiles < multiprocessors ? p.tiles : multiprocessors;
-    return launch_kernel(launch, prefill_kernel_90<E, D, PINGPONG>, static_cast<unsigned>(grid), Shape::kThreads, Shape::kShared, p);
+    return launch_kernel(launch, prefill_kernel_90<E, D, GROUPS>, static_cast<unsigned>(grid), Shape::kThreads, Shape::kShared, p);
 }
 
 }  // namespace baton::backend::cuda
