@@ -147,6 +147,8 @@ void ReplicaCore::Impl::pull_done(TimeMs now, const PullResult& result) {
     if (leg.dying) return reap(leg);
     t.pull_ok = result.ok;
     t.bytes = result.bytes;
+    t.pull_us = result.total_us;
+    t.tail_us = result.exposed_us;
     t.mover = result.mover;
     t.reason = t.timed_out ? "timeout" : result.reason;
     handoff_bytes += result.ok ? result.bytes : 0;
@@ -197,7 +199,7 @@ void ReplicaCore::Impl::finish_load(TimeMs now, Leg& leg) {
                                t.bytes});
     to_peer(t.source, wire::Release{t.offer, true});
     to_supervisor(wire::HandoffDone{leg.sequence.ref, t.bytes, t.have_blocks, t.mover,
-                                    (now - t.commit_at) * 1000});
+                                    (now - t.commit_at) * 1000, t.pull_us, t.tail_us});
 }
 
 /// The bytes are void: computes what the own cache does not hold. Counted, never an error.

@@ -59,6 +59,7 @@ struct Takeover {
     bool source_knows = false;  ///< the source needs no Release
     TimeMs commit_at;
     uint64_t bytes = 0;
+    int64_t pull_us = 0, tail_us = -1;  ///< of PullResult
     std::string mover, reason;
     std::vector<uint64_t> checksums;
 };

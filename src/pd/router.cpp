@@ -246,6 +246,9 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::HandoffD
     served(*e, from.replica);
     count(handoffs, m.mover);
     count(handoff_bytes, m.mover, m.bytes);
+    count(handoff_pull_us, m.mover, static_cast<uint64_t>(std::max<int64_t>(m.pull_us, 0)));
+    // Where P's progress is not seen, what the hand-off added is counted from its Commit on.
+    count(handoff_exposed_us, m.mover, static_cast<uint64_t>(std::max<int64_t>(m.tail_us >= 0 ? m.tail_us : m.exposed_us, 0)));
 }
 
 /// D has the sequence and goes on with it.

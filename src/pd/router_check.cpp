@@ -15,6 +15,8 @@ RouterStats Router::stats() const {
     for (size_t i = 0; i < 4; ++i) stats.aborts_by_phase[i] = r.aborts_by_phase[i];
     stats.handoffs_by_mover = list(r.handoffs);
     stats.handoff_bytes_by_mover = list(r.handoff_bytes);
+    stats.handoff_pull_us_by_mover = list(r.handoff_pull_us);
+    stats.handoff_exposed_us_by_mover = list(r.handoff_exposed_us);
     stats.fallbacks_by_reason = list(r.fallbacks);
     stats.failovers_by_reason = list(r.failovers);
     for (const auto& [id, e] : r.entries) {

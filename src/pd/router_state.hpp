@@ -121,7 +121,7 @@ struct Router::Impl {
     std::vector<RouterAction> actions;
     uint64_t ended_ok = 0, ended_error = 0, ended_aborted = 0;
     uint64_t aborts_by_phase[4]{};
-    Counters handoffs, handoff_bytes, fallbacks, failovers;
+    Counters handoffs, handoff_bytes, handoff_pull_us, handoff_exposed_us, fallbacks, failovers;
 };
 
 }  // namespace baton::pd

@@ -26,6 +26,8 @@ pd::RouterStats without(pd::RouterStats now, const pd::RouterStats& base) {
     now.ended_error -= base.ended_error;
     subtract(now.handoffs_by_mover, base.handoffs_by_mover);
     subtract(now.handoff_bytes_by_mover, base.handoff_bytes_by_mover);
+    subtract(now.handoff_pull_us_by_mover, base.handoff_pull_us_by_mover);
+    subtract(now.handoff_exposed_us_by_mover, base.handoff_exposed_us_by_mover);
     subtract(now.fallbacks_by_reason, base.fallbacks_by_reason);
     subtract(now.failovers_by_reason, base.failovers_by_reason);
     return now;

@@ -77,6 +77,10 @@ void add_deployment(Exposition& x, const Deployment& d) {
     x.add("baton_requests_waiting", "gauge", "Accepted sequences without a token yet.", uid, r.waiting);
     for (const auto& [mover, n] : r.handoffs_by_mover) x.add("baton_handoffs_total", "counter", "Hand-offs completed.", with("mover", mover), static_cast<double>(n));
     for (const auto& [mover, n] : r.handoff_bytes_by_mover) x.add("baton_handoff_bytes_total", "counter", "KV bytes moved.", with("mover", mover), static_cast<double>(n));
+    for (const auto& [mover, n] : r.handoff_pull_us_by_mover)
+        x.add("baton_handoff_pull_us_total", "counter", "Microseconds that pulls took, most of them beside the prefill; per hand-off with baton_handoffs_total.", with("mover", mover), static_cast<double>(n));
+    for (const auto& [mover, n] : r.handoff_exposed_us_by_mover)
+        x.add("baton_handoff_exposed_us_total", "counter", "Microseconds from the end of the prefill to the end of the pull.", with("mover", mover), static_cast<double>(n));
     for (const auto& [reason, n] : r.fallbacks_by_reason) x.add("baton_fallbacks_total", "counter", "Hand-offs replaced by local computation.", with("reason", reason), static_cast<double>(n));
     for (const auto& [reason, n] : r.failovers_by_reason) x.add("baton_failovers_total", "counter", "Sequences started again elsewhere.", with("reason", reason), static_cast<double>(n));
     for (const pd::Phase p : {pd::Phase::kQueued, pd::Phase::kPrefill, pd::Phase::kTransfer, pd::Phase::kDecode})

@@ -44,6 +44,8 @@ struct RouterStats {
     uint64_t ended_ok = 0, ended_error = 0, ended_aborted = 0;
     uint64_t aborts_by_phase[4]{};
     std::vector<std::pair<std::string, uint64_t>> handoffs_by_mover, handoff_bytes_by_mover, fallbacks_by_reason, failovers_by_reason;
+    /// Sums of the pulls' times, and of their parts after P's last layer (or, where that is not seen, after Commit).
+    std::vector<std::pair<std::string, uint64_t>> handoff_pull_us_by_mover, handoff_exposed_us_by_mover;
     uint32_t running = 0;  ///< has its first token
     uint32_t waiting = 0;  ///< accepted, no token yet
 };

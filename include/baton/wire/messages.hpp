@@ -207,7 +207,9 @@ struct HandoffDone {
     uint32_t blocks_reused = 0; ///< already here
     std::string mover;
     int64_t exposed_us = 0;     ///< from Commit to loaded
-    BATON_FIELDS(ref, bytes, blocks_reused, mover, exposed_us)
+    int64_t pull_us = 0;        ///< from the start of the pull to its end
+    int64_t tail_us = -1;       ///< from P's last layer, as seen here, to the end of the pull; -1: not known
+    BATON_FIELDS(ref, bytes, blocks_reused, mover, exposed_us, pull_us, tail_us)
 };
 /// This replica gave the attempt up; all it held is free. The router starts another or ends the sequence.
 struct SequenceFailed {

@@ -70,6 +70,7 @@ TEST(DecodeSide, TakesOverAndDecodesFromTheSecondToken) {
     ASSERT_EQ(r.told<wire::HandoffDone>().size(), 1u);
     EXPECT_EQ(r.told<wire::HandoffDone>()[0].bytes, 1000u);
     EXPECT_EQ(r.told<wire::HandoffDone>()[0].mover, "shm");
+    EXPECT_EQ(r.told<wire::HandoffDone>()[0].tail_us, -1) << "the rig's mover sees no progress";
     EXPECT_EQ(r.logs, std::vector<std::string>{"kv.loaded"});
     r.run_dry();
     const auto whole = expected(ids(22), 6);

@@ -254,7 +254,7 @@ TEST(Router, TokensComeInOrderWhateverLinkIsFaster) {
     Bench b;
     b.one_by_one();
     ASSERT_TRUE(b.submit(1));
-    b.say(kD1, wire::HandoffDone{ref(1), 4096, 0, "shm", 10});
+    b.say(kD1, wire::HandoffDone{ref(1), 4096, 0, "shm", 10, 700, 25});
     b.token(kD1, ref(1), 1, {6});
     b.token(kD1, ref(1), 2, {7});
     EXPECT_TRUE(b.delivered[1].empty());
@@ -267,6 +267,8 @@ TEST(Router, TokensComeInOrderWhateverLinkIsFaster) {
     EXPECT_EQ(stats.ended_ok, 1u);
     EXPECT_EQ(b.count(stats.handoffs_by_mover, "shm"), 1u);
     EXPECT_EQ(b.count(stats.handoff_bytes_by_mover, "shm"), 4096u);
+    EXPECT_EQ(b.count(stats.handoff_pull_us_by_mover, "shm"), 700u);
+    EXPECT_EQ(b.count(stats.handoff_exposed_us_by_mover, "shm"), 25u);
 }
 
 TEST(Router, FinishWaitsForTheMissingToken) {
