@@ -52,6 +52,14 @@ Expected<void> text(const Json& v, const std::string& key, LaunchRequest& reques
     return {};
 }
 
+Expected<void> gpu_memory(const Json& v, const std::string& key, LaunchRequest& request) {
+    if (!v.is_number()) return bad(key + " must be a number, got " + kind_of(v), key);
+    request.gpu_memory_utilization = v.get<double>();
+    if (!(request.gpu_memory_utilization > 0 && request.gpu_memory_utilization <= 1))
+        return bad(key + " must be above 0 and at most 1, got " + v.dump(), key);
+    return {};
+}
+
 /// Any transport name means Xavier; that it was changed is said once, in the launch log.
 Expected<void> transfer_backend(const Json& v, const std::string& key, LaunchRequest& request) {
     if (!v.is_string()) return bad(key + " must be a string, got " + kind_of(v), key);
@@ -65,11 +73,11 @@ constexpr auto kDtypes = std::to_array<Choice>({{"auto", ""}, {"bfloat16", "bf16
 constexpr auto kKvDtypes = std::to_array<Choice>({{"auto", ""}, {"bf16", "bf16"}, {"bfloat16", "bf16"}, {"f32", "f32"},
                                                   {"float32", "f32"}});
 constexpr auto kKvLayouts = std::to_array<Choice>({{"auto", ""}, {"block", "block"}, {"kv", "kv"}});
-constexpr auto kMovers = std::to_array<Choice>({{"auto", ""}, {"shm", "shm"}, {"tcp", "tcp"}});
+constexpr auto kMovers = std::to_array<Choice>({{"auto", ""}, {"cuda_ipc", "cuda_ipc"}, {"nccl", "nccl"}, {"shm", "shm"}, {"tcp", "tcp"}});
 
 constexpr uint64_t kTebibyte = 1ull << 40;
 using R = LaunchRequest;
-const std::array<std::pair<std::string_view, Take>, 22> kKeywords = {{
+const std::array<std::pair<std::string_view, Take>, 24> kKeywords = {{
     {"max_model_len", number<&R::max_model_len, 1, 1 << 20>},
     {"max_num_seqs", number<&R::max_num_seqs, 1, 4096>},
     {"max_num_batched_tokens", number<&R::max_num_batched_tokens, 1, 1 << 16>},
@@ -84,6 +92,8 @@ const std::array<std::pair<std::string_view, Take>, 22> kKeywords = {{
     {"verify_handoff", flag<&R::verify_handoff>},
     {"snapshots", flag<&R::snapshots>},
     {"snapshot_read_always", flag<&R::snapshot_read_always>},
+    {"deterministic", flag<&R::deterministic>},
+    {"gpu_memory_utilization", gpu_memory},
     {"dtype", choice<&R::dtype, kDtypes>},
     {"kv_dtype", choice<&R::kv_dtype, kKvDtypes>},
     {"kv_cache_dtype", choice<&R::kv_dtype, kKvDtypes>},

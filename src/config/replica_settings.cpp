@@ -29,7 +29,12 @@ const std::vector<Argument<S>>& table() {
         {"--prefix-cache", &S::prefix_cache},
         {"--kv-dtype", &S::kv_dtype, false, {"bf16", "f32"}},
         {"--kv-layout", &S::kv_layout, false, {"block", "kv"}},
-        {"--mover", &S::mover, false, {"", "shm", "tcp"}},
+        {"--device", &S::device},
+        {"--dtype", &S::dtype, false, {"bf16", "f16"}},
+        {"--gpu-memory-ppm", &S::gpu_memory_ppm},
+        {"--gpu-memory-bytes", &S::gpu_memory_bytes},
+        {"--deterministic", &S::deterministic},
+        {"--mover", &S::mover, false, {"", "cuda_ipc", "nccl", "shm", "tcp"}},
         {"--verify-handoff", &S::verify_handoff},
         {"--snapshots", &S::snapshots},
         {"--snapshot-read-always", &S::snapshot_read_always},
@@ -51,6 +56,14 @@ tl::unexpected<Error> out_of_range(const char* name) {
 
 }  // namespace
 
+std::optional<uint32_t> gpu_of(const ReplicaSettings& settings) {
+    constexpr std::string_view kCuda = "cuda:";
+    uint32_t index = 0;
+    if (!settings.device.starts_with(kCuda) || !parse_number(std::string_view(settings.device).substr(kCuda.size()), index))
+        return std::nullopt;
+    return index;
+}
+
 std::vector<std::string> to_args(const ReplicaSettings& settings) { return write_arguments<S>(table(), settings); }
 
 Expected<ReplicaSettings> parse_replica_args(const std::vector<std::string>& args) {
@@ -64,6 +77,8 @@ Expected<ReplicaSettings> parse_replica_args(const std::vector<std::string>& arg
     if (s.max_num_seqs < 1 || s.max_num_seqs > 4096) return out_of_range("--max-num-seqs");
     if (s.max_num_batched_tokens < 1 || s.max_num_batched_tokens > 65536) return out_of_range("--max-num-batched-tokens");
     if (s.threads > 1024) return out_of_range("--threads");
+    if (s.gpu_memory_ppm > 1'000'000) return out_of_range("--gpu-memory-ppm");
+    if (s.device != "cpu" && !gpu_of(s)) return fail(ErrorCode::kInvalidArgument, "--device must be cpu or cuda:N, got " + s.device, "--device");
     return s;
 }
 

@@ -26,7 +26,10 @@ std::string_view host_of(std::string_view address) { return address.substr(0, ad
 /// Chooses workers and GPUs for the placements of one launch, spreading them evenly.
 class Placer {
   public:
-    Placer(const std::vector<WorkerView>& workers, bool local_only) : workers_(workers), local_only_(local_only) {}
+    Placer(const std::vector<WorkerView>& workers, bool local_only) : workers_(workers), local_only_(local_only) {
+        for (const WorkerView& w : workers)
+            for (const auto& [gpu, replicas] : w.on_gpu) on_gpu_[{w.address, gpu}] = replicas;
+    }
 
     Expected<void> place(ReplicaPlacement& p, size_t i, bool from_config, std::vector<std::string>& warnings) {
         BATON_TRY_ASSIGN(const WorkerView* worker, choose_worker(p, i, from_config, warnings));
@@ -78,18 +81,23 @@ class Placer {
             const std::string field = from_config ? "replica_config[" + std::to_string(i) + "].gpu_idx" : "gpu_idx";
             if (!visible)
                 return bad(field + " " + list_of_numbers(p.gpu_idx) + " is not visible on worker " + worker.address +
-                               "; visible GPU indexes: " + list_of_numbers(worker.gpus),
+                               "; visible GPU indexes: " + list_of_numbers(worker.gpus) + why_none(worker),
                            from_config ? "replica_config" : "gpu_idx");
             p.n_gpu = static_cast<int64_t>(p.gpu_idx.size());
         }
         if (!p.n_gpu) p.n_gpu = have > 0 ? 1 : 0;
         if (*p.n_gpu < 0 || *p.n_gpu > have)
             return bad("The parameter `n_gpu` must be greater than 0 and not greater than the number of GPUs: " +
-                           std::to_string(have) + " on the machine.",
+                           std::to_string(have) + " on the machine." + why_none(worker),
                        from_config ? "replica_config" : "n_gpu");
         while (static_cast<int64_t>(p.gpu_idx.size()) < *p.n_gpu) p.gpu_idx.push_back(next_gpu(worker));
         for (const int64_t g : p.gpu_idx) ++on_gpu_[{worker.address, g}];
         return {};
+    }
+
+    /// What is missing on a worker without GPUs, as a part of an error.
+    static std::string why_none(const WorkerView& worker) {
+        return worker.gpu_error.empty() ? "" : " (" + worker.gpu_error + ")";
     }
 
     int64_t next_gpu(const WorkerView& worker) {
@@ -104,6 +112,24 @@ class Placer {
     std::map<std::string, size_t> replicas_;
     std::map<std::pair<std::string, int64_t>, size_t> on_gpu_;
 };
+
+/// Keywords that mean nothing on the CPU, or cannot be had on a GPU, once it is known who runs where.
+Expected<void> check_devices(const LaunchRequest& request) {
+    size_t on_gpu = 0;
+    for (const ReplicaPlacement& p : request.placements) on_gpu += p.gpu_idx.empty() ? 0 : 1;
+    if (request.pd && on_gpu > 0 && on_gpu < request.placements.size())
+        return bad("prefill and decode replicas must all run on GPUs or all on the CPU; " + std::to_string(on_gpu) + " of " +
+                       std::to_string(request.placements.size()) + " are on GPUs (n_gpu: 0 means the CPU)",
+                   "replica_config");
+    if (on_gpu == 0) return {};
+    if (request.dtype == "f32")
+        return bad("dtype float32 cannot be had on a GPU; use auto, bfloat16 or float16, or n_gpu: 0 for the CPU", "dtype");
+    if (request.kv_dtype == "f32")
+        return bad("kv_dtype f32 cannot be had on a GPU, whose KV cache has the type of `dtype`; leave it out, or use n_gpu: 0 for the CPU", "kv_dtype");
+    if (request.block_size != 0 && request.block_size != 16 && request.block_size != 32 && request.block_size != 64)
+        return bad("block_size must be 16, 32 or 64 on a GPU, got " + std::to_string(request.block_size), "block_size");
+    return {};
+}
 
 /// Check 22b: only a local worker's files can be seen from here; another host's replica reports them itself.
 Expected<void> check_model_path(const LaunchRequest& request, const std::vector<WorkerView>& workers) {
@@ -132,6 +158,7 @@ Expected<LaunchRequest> resolve_launch(LaunchRequest request, const std::vector<
     Placer placer(workers, local_only);
     for (size_t i = 0; i < request.placements.size(); ++i)
         BATON_TRY(placer.place(request.placements[i], i, request.from_replica_config, warnings));
+    BATON_TRY(check_devices(request));
     BATON_TRY(check_model_path(request, workers));
     if (!request.model_uid.empty()) BATON_TRY(check_model_uid(request.model_uid));
     return request;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ struct ReplicaPlacement {
                                     ///< which resolve_launch refuses
     std::vector<int64_t> gpu_idx;
 };
+
+inline constexpr double kGpuMemoryUtilization = 0.9;
 
 /// A parsed POST /v1/models body.
 struct LaunchRequest {
@@ -42,7 +45,9 @@ struct LaunchRequest {
     uint64_t kv_cache_bytes = 0;
     uint32_t max_model_len = 0, max_num_seqs = 0, max_num_batched_tokens = 0, block_size = 0, threads = 0;
     std::optional<bool> enable_prefix_caching;
-    std::string dtype, kv_dtype, kv_layout, mover;
+    std::string dtype, kv_dtype, kv_layout, mover;  ///< dtype: bf16, f16, f32
+    double gpu_memory_utilization = kGpuMemoryUtilization;  ///< of a card's memory, for all of this launch's replicas on it
+    bool deterministic = false;     ///< GPU: bits that do not depend on the batch
     bool verify_handoff = false, snapshot_read_always = false;
     std::optional<bool> snapshots;
     std::optional<bool> enable_thinking;  ///< default of chat_template_kwargs.enable_thinking
@@ -52,15 +57,17 @@ struct LaunchRequest {
 
 struct WorkerView {
     std::string address;            ///< ip:port
-    std::vector<uint32_t> gpus;
+    std::vector<uint32_t> gpus;     ///< their indexes
     bool local = false;             ///< the worker of `baton serve`
+    std::map<int64_t, size_t> on_gpu{};  ///< replicas that run on each GPU already
+    std::string gpu_error{};        ///< why there is none: no CUDA module, no driver, no GPU
 };
 
 /// Parses and checks a launch body by itself: checks 1–17, 23 of the replica_config rules, in that order, before any
 /// side effect. Unknown top-level keys are never an error.
 /// `local_only` (a single-host `serve`) takes n_worker as 1 whatever it says, as the reference does.
 [[nodiscard]] Expected<LaunchRequest> parse_launch(std::string_view body, bool local_only = false);
-/// Checks that need the cluster (18–22b) and fills worker addresses. `local_only`: a single-host `serve`, where any
+/// Checks that need the cluster (18–22b, and that the keywords fit a GPU where one was placed) and fills worker addresses. `local_only`: a single-host `serve`, where any
 /// worker_ip means the local worker (the caller logs `warnings`).
 [[nodiscard]] Expected<LaunchRequest> resolve_launch(LaunchRequest request, const std::vector<WorkerView>& workers,
                                                      bool local_only, std::vector<std::string>& warnings);

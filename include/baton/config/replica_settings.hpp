@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,13 @@ struct ReplicaSettings {
     uint32_t max_num_batched_tokens = 512;
     bool prefix_cache = true;
     std::string kv_dtype = "bf16";     ///< bf16 or f32
+    std::string device = "cpu";        ///< "cpu", or "cuda:N" with the GPU's index
+    std::string dtype = "bf16";        ///< GPU: of weights, activations and KV: bf16 or f16
+    uint32_t gpu_memory_ppm = 0;       ///< GPU: its share of the card's memory, in millionths; the worker makes bytes of it
+    uint64_t gpu_memory_bytes = 0;     ///< GPU: all it may take; 0: most of what is free
+    bool deterministic = false;        ///< GPU: bits that do not depend on the batch
     std::string kv_layout = "block";   ///< block (block-first) or kv (K/V-first)
-    std::string mover;                 ///< "" by pair; "shm" or "tcp" forced
+    std::string mover;                 ///< "" by pair; "cuda_ipc", "nccl", "shm" or "tcp" forced
     bool verify_handoff = false;
     bool snapshots = true;
     bool snapshot_read_always = false;
@@ -43,6 +49,9 @@ struct ReplicaSettings {
 
     friend bool operator==(const ReplicaSettings&, const ReplicaSettings&) = default;
 };
+
+/// Index of the GPU of `device`; none for the CPU.
+[[nodiscard]] std::optional<uint32_t> gpu_of(const ReplicaSettings& settings);
 
 /// Arguments after `baton replica`: `--role prefill --model-uid … `, only what differs from the defaults (the role and
 /// the uid always, so that they show in ps).

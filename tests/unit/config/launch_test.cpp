@@ -268,7 +268,7 @@ TEST(ParseLaunch, EngineKeywordsAreTaken) {
     body.update(Json::parse(R"({"max_model_len":2048,"max-num-seqs":8,"max_num_batched_tokens":256,"block_size":32,"threads":1,
         "kv_cache_bytes":1048576,"enable_prefix_caching":false,"dtype":"bfloat16","kv_cache_dtype":"float32","kv_layout":"kv",
         "mover":"tcp","verify_handoff":true,"snapshots":false,"snapshot_read_always":true,"enable_xavier":true,
-        "enable_thinking":false,"vllm_transfer_backend_type":"nixl","gpu_memory_utilization":0.9,"trust_remote_code":true})"));
+        "enable_thinking":false,"vllm_transfer_backend_type":"nixl","gpu_memory_utilization":0.7,"deterministic":true,"trust_remote_code":true})"));
     const auto r = parse_launch(body.dump());
     ASSERT_TRUE(r) << r.error().message;
     EXPECT_EQ(r->max_model_len, 2048u);
@@ -282,13 +282,15 @@ TEST(ParseLaunch, EngineKeywordsAreTaken) {
     EXPECT_EQ(r->kv_dtype, "f32");
     EXPECT_EQ(r->kv_layout, "kv");
     EXPECT_EQ(r->mover, "tcp");
+    EXPECT_DOUBLE_EQ(r->gpu_memory_utilization, 0.7);
+    EXPECT_TRUE(r->deterministic);
     EXPECT_TRUE(r->verify_handoff);
     EXPECT_EQ(r->snapshots, false);
     EXPECT_TRUE(r->snapshot_read_always);
     EXPECT_TRUE(r->enable_xavier);
     EXPECT_EQ(r->enable_thinking, false);
     EXPECT_TRUE(r->transfer_backend_normalised);
-    EXPECT_EQ(r->ignored, (std::vector<std::string>{"gpu_memory_utilization", "trust_remote_code"}));
+    EXPECT_EQ(r->ignored, (std::vector<std::string>{"trust_remote_code"}));
 }
 
 TEST(ParseLaunch, EngineKeywordErrorsNameTheField) {
@@ -297,6 +299,10 @@ TEST(ParseLaunch, EngineKeywordErrorsNameTheField) {
         {R"({"max_model_len":0})", "max_model_len must be within 1..1048576, got 0"},
         {R"({"max_num_seqs":-1})", "max_num_seqs must be within 1..4096, got -1"},
         {R"({"threads":1.5})", "threads must be an integer, got a float"},
+        {R"({"gpu_memory_utilization":0})", "gpu_memory_utilization must be above 0 and at most 1, got 0"},
+        {R"({"gpu_memory_utilization":1.01})", "gpu_memory_utilization must be above 0 and at most 1, got 1.01"},
+        {R"({"gpu_memory_utilization":"all"})", "gpu_memory_utilization must be a number, got a string"},
+        {R"({"deterministic":1})", "deterministic must be a boolean, got an integer"},
         {R"({"block_size":true})", "block_size must be an integer, got a boolean"},
         {R"({"enable_xavier":1})", "enable_xavier must be a boolean, got an integer"},
         {R"({"kv_layout":"x"})", "kv_layout must be one of auto, block, kv, got 'x'"},

@@ -81,6 +81,49 @@ TEST(ResolveLaunch, Row22bGpuCount) {
     EXPECT_TRUE(resolve(parsed(R"({"model_name":"m","model_engine":"baton","n_gpu":null})"), kCpu).request) << "null is the CPU";
 }
 
+TEST(ResolveLaunch, WhatIsMissingForAGpuIsSaid) {
+    std::vector<WorkerView> workers = kCpu;
+    for (WorkerView& w : workers) w.gpu_error = "no driver is loaded";
+    EXPECT_EQ(resolve(pd("10.0.0.1:9000", R"(,"n_gpu":1)"), workers).request.error().message,
+              "The parameter `n_gpu` must be greater than 0 and not greater than the number of GPUs: 0 on the machine. (no driver is loaded)");
+    EXPECT_THAT(resolve(pd("10.0.0.1:9000", R"(,"gpu_idx":[0])"), workers).request.error().message,
+                HasSubstr("visible GPU indexes: [] (no driver is loaded)"));
+    EXPECT_TRUE(resolve(pd("10.0.0.1:9000"), workers).request) << "auto takes the CPU";
+}
+
+TEST(ResolveLaunch, TheLeastUsedGpuIsTaken) {
+    std::vector<WorkerView> workers = kGpus;
+    workers[0].on_gpu = {{0, 2}, {1, 1}};
+    const auto body = [](int n) { return parsed(R"({"model_name":"m","model_engine":"baton","worker_ip":"10.0.0.1:9000","replica":)" + std::to_string(n) + "}"); };
+    EXPECT_EQ(resolve(body(1), workers).request->placements[0].gpu_idx, (std::vector<int64_t>{1}));
+    const auto three = resolve(body(3), workers);
+    std::vector<int64_t> taken;
+    for (const auto& p : three.request->placements) taken.push_back(p.gpu_idx.at(0));
+    EXPECT_EQ(taken, (std::vector<int64_t>{1, 0, 1}));
+}
+
+TEST(ResolveLaunch, KeywordsThatAGpuCannotServe) {
+    const auto message = [](const std::string& keys, const std::vector<WorkerView>& workers) {
+        auto out = resolve(parsed(R"({"model_name":"m","model_engine":"baton","worker_ip":"10.0.0.1:9000")" + keys + "}"), workers);
+        return out.request ? std::string() : out.request.error().message;
+    };
+    for (const auto& [keys, part] : {std::pair(R"(,"dtype":"float32")", "dtype float32"), std::pair(R"(,"kv_dtype":"f32")", "kv_dtype f32"),
+                                     std::pair(R"(,"block_size":8)", "16, 32 or 64 on a GPU, got 8")}) {
+        EXPECT_THAT(message(keys, kGpus), HasSubstr(part));
+        EXPECT_EQ(message(keys, kCpu), "");
+        EXPECT_EQ(message(std::string(R"(,"n_gpu":null)") + keys, kGpus), "");
+    }
+    EXPECT_EQ(message(R"(,"dtype":"half","block_size":32,"gpu_memory_utilization":0.5,"deterministic":true)", kGpus), "");
+}
+
+TEST(ResolveLaunch, PrefillAndDecodeRunOnOneKindOfDevice) {
+    const auto mixed = parsed(R"({"model_name":"m","model_engine":"baton","model_uid":"m","replica_config":[
+        {"role":"prefill","devices":[{"worker_ip":"10.0.0.1:9000"}]},{"role":"decode","devices":[{"worker_ip":"10.0.0.1:9000","n_gpu":0}]}]})");
+    const auto out = resolve(mixed, kGpus);
+    ASSERT_FALSE(out.request);
+    EXPECT_THAT(out.request.error().message, HasSubstr("1 of 2 are on GPUs"));
+}
+
 TEST(ResolveLaunch, Row22bModelPath) {
     std::vector<WorkerView> local = kCpu;
     local[0].local = true;
