@@ -91,7 +91,19 @@ __device__ __forceinline__ T load(const T* from) {
     return *from;
 }
 
-/// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary.
+/// Loads four words here and now: the compiler would wait with it until after a branch on something else.
+__device__ __forceinline__ uint4 load_now(const void* from) {
+    uint4 v;
+#if defined(__CUDA_ARCH__)
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#else
+    v = *static_cast<const uint4*>(from);
+#endif
+    return v;
+}
+
+/// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary. NaN stays: maxima pass it
+/// over, and no distance from it is within reach.
 template <Via kVia>
 __device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, uint32_t chunk, uint32_t lane,
                                            float (&v)[kPerLane]) {
@@ -113,8 +125,6 @@ __device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, 
             v[i] = at < left ? load<kVia>(from + at) : minus_infinity();
         }
     }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) v[i] = without_nan(v[i]);
 }
 
 /// The row of counts of a row with penalties.
@@ -162,15 +172,16 @@ __device__ __forceinline__ uint32_t within_reach(const float (&v)[kPerLane], flo
 
 /// The key of a chunk's best; every lane gets it.
 __device__ __forceinline__ uint64_t best_of(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane) {
-    float top = v[0];
+    float top = minus_infinity();
 #pragma unroll
-    for (int i = 1; i < kPerLane; ++i) top = fmaxf(top, v[i]);
+    for (int i = 0; i < kPerLane; ++i) top = fmaxf(top, v[i]);
     const uint32_t order = __reduce_max_sync(kAll, ordered(top));
     top = from_ordered(order);
     uint32_t id = kAll;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i)
         if (v[i] == top) id = id_of(chunk, lane, i);
+    if (top == minus_infinity()) id = chunk * kChunk;  // NaN counts as that
     return make_key(order, __reduce_min_sync(kAll, id));
 }
 
@@ -293,8 +304,6 @@ __device__ __noinline__ double uniform(uint64_t seed, uint64_t position) {
     }
     return static_cast<double>((static_cast<uint64_t>(c0) << 21) | (c1 >> 11)) * 0x1.0p-53;
 }
-/// The row's number in [0, 1).
-__device__ __forceinline__ double uniform_of(const Row& row) { return uniform(row.seed, row.position); }
 /// The unit of `total` that the number `u` hits: below total.
 __device__ __forceinline__ uint64_t draw_unit(double u, uint64_t total) {
     const uint64_t unit = __double2ull_rd(u * __ull2double_rn(total));

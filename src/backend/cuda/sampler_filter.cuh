@@ -182,8 +182,7 @@ __device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& st
         }
     }
     const uint64_t one = uint64_t{1} << 42;  // the first candidate always stays
-    const double u = uniform_of(row);
-    const FoundPair d = find_mass(bins, draw_unit(u, max(low, one)) + 1, draw_unit(u, max(high, one)) + 1, total);
+    const FoundPair d = find_mass(bins, draw_unit(state.u, max(low, one)) + 1, draw_unit(state.u, max(high, one)) + 1, total);
     ranges.add(d.low.bin, d.high.bin);
     return ranges;
 }
@@ -313,7 +312,7 @@ __device__ __forceinline__ uint32_t choose_listed(const Args& a, const Row& row,
         if (rank[i] > 1 && weight[i] < state.min_p) mine = min(mine, up_to[i] - w[i]);
     }
     const uint64_t least = ~block_max(~mine);
-    const uint64_t unit = draw_unit(uniform_of(row), min(cut, least));
+    const uint64_t unit = draw_unit(state.u, min(cut, least));
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
         if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
@@ -323,38 +322,65 @@ __device__ __forceinline__ uint32_t choose_listed(const Args& a, const Row& row,
 
 /// A few candidates, collected by one block in shared memory; `count` may run over.
 struct ShortList {
-    uint64_t key[kShort];
+    alignas(16) uint64_t key[kShort + 2];
     uint32_t count;
-    uint32_t base;  ///< of this block's in the row's list
 };
 
-/// Appends the block's candidates to the row's list, where they have room.
-__device__ __forceinline__ void publish(ShortList& found, RowState& state, uint64_t* list) {
-    if (threadIdx.x == 0) found.base = atomicAdd(&state.listed, found.count);
-    __syncthreads();
-    if (found.base + found.count > kShort) return;
-    for (uint32_t i = threadIdx.x; i < found.count; i += blockDim.x) list[found.base + i] = found.key[i];
+/// Each block has its own part of the row's list: 2^shift places.
+__device__ __forceinline__ uint32_t part_shift() { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(kList / gridDim.x))); }
+
+/// Writes the block's candidates into its part, and how many there are; too many when they do not fit.
+__device__ __forceinline__ void publish(const ShortList& found, RowState& state, uint64_t* list) {
+    const uint32_t shift = part_shift();
+    const bool fits = found.count <= min(1u << shift, kShort);
+    if (threadIdx.x == 0) state.found[blockIdx.x] = fits ? found.count : kShort + 1;
+    if (!fits) return;
+    for (uint32_t i = threadIdx.x; i < found.count; i += blockDim.x) list[(blockIdx.x << shift) + i] = found.key[i];
 }
 
-/// Sorts the row's list into `sorted`, largest first, each by the number of those before it.
-__device__ __forceinline__ void rank_list(ShortList& found, const uint64_t* list, uint32_t n, uint64_t* sorted) {
+/// Sorts the candidates of all blocks into `sorted`, largest first, each by the number of those before it. Returns how many
+/// they are; more than `most`: nothing is sorted.
+__device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState& state, const uint64_t* list, uint32_t most,
+                                               uint64_t* sorted) {
+    constexpr uint32_t kEach = kList / kWeighThreads;
+    const uint32_t shift = part_shift();
+    uint64_t key[kEach];
+    bool has[kEach];
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) found.key[i] = __ldcg(list + i);
+    if (threadIdx.x == 0) found.count = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t at = i * kWeighThreads + threadIdx.x, part = at >> shift;
+        const uint32_t n = part < gridDim.x ? __ldcg(&state.found[part]) : 0;
+        key[i] = __ldcg(list + at);
+        has[i] = (at & ((1u << shift) - 1u)) < n;
+    }
+    const uint64_t all = block_sum(threadIdx.x < gridDim.x ? __ldcg(&state.found[threadIdx.x]) : 0);
+    if (all > most) return static_cast<uint32_t>(all);
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+        if (has[i]) found.key[atomicAdd(&found.count, 1u)] = key[i];
+    const uint32_t n = static_cast<uint32_t>(all);
+    if (threadIdx.x < 2) found.key[n + threadIdx.x] = 0;
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const uint64_t key = found.key[i];
+    for (uint32_t i = threadIdx.x; i < n; i += kWeighThreads) {
+        const uint64_t mine = found.key[i];
         uint32_t rank = 0;
 #pragma unroll 4
-        for (uint32_t j = 0; j < n; ++j) rank += found.key[j] > key ? 1 : 0;
-        sorted[rank] = key;
+        for (uint32_t j = 0; j < n; j += 2) {
+            const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(found.key + j);
+            rank += (two.x > mine ? 1 : 0) + (two.y > mine ? 1 : 0);
+        }
+        sorted[rank] = mine;
     }
     __syncthreads();
+    return n;
 }
 
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
 /// get their histogram, and end here where few candidates are within reach.
-__global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
+__global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_constant__ Args a) {
     static_assert(kBinsEach == 8);
     __shared__ Histogram histogram;
     __shared__ ShortList found;
@@ -387,14 +413,15 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
             }
             // Those within reach are loaded again, one by one: mostly they are few.
 #pragma unroll 1
-            for (uint32_t any = __reduce_or_sync(kAll, bits); any != 0; any &= any - 1) {
-                const int i = __ffs(static_cast<int>(any)) - 1;
-                const bool in = (bits >> i & 1u) != 0;
-                const float v = in ? load_one<Via::kOwnCache>(a, row, penalties, logits, id_of(chunk, lane, i)) : top;
+            while (__any_sync(kAll, bits != 0)) {
+                const bool in = bits != 0;
+                const uint32_t id = id_of(chunk, lane, in ? __ffs(static_cast<int>(bits)) - 1 : 0);
+                bits &= bits - 1;
+                const float v = in ? load_one<Via::kOwnCache>(a, row, penalties, logits, id) : top;
                 const float y = distance(v, top, scale), weight = weight_at(y);
-                const uint64_t mass = in ? units(weight) : 0;
+                const uint64_t mass = units(weight);
                 if (!bins) {
-                    sum += weight >= min_p ? mass : 0;
+                    sum += in && weight >= min_p ? mass : 0;
                     continue;
                 }
                 histogram.add_warp(in, bin_of(y, bins_per), mass, lane);
@@ -403,7 +430,7 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
                 uint32_t to = 0;
                 if (lane == 0) to = atomicAdd(&found.count, n);
                 to = __shfl_sync(kAll, to, 0) + static_cast<uint32_t>(__popc(mask & ((1u << lane) - 1u)));
-                if (in && to < kShort) found.key[to] = make_key(ordered(v), id_of(chunk, lane, i));
+                if (in && to < kShort) found.key[to] = make_key(ordered(v), id);
                 appended += n;
             }
         }
@@ -425,11 +452,8 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
     }
     if (!is_last_block(&state.tickets[1])) return;
     if (bins) {
-        const uint32_t n = __ldcg(&state.listed);
-        __syncthreads();
-        if (threadIdx.x == 0) state.listed = 0;
-        if (n > min(kShort, a.list_max)) return end_bins(a, row, at);
-        rank_list(found, list, n, sorted);
+        const uint32_t most = min(kShort, a.list_max), n = sort_found(found, state, list, most, sorted);
+        if (n > most) return end_bins(a, row, at);
         return finish_row(a, row, at, choose_listed<kWeighThreads, kShort, true>(a, row, state, at, sorted, n));
     }
     Chunks chunks;
@@ -441,7 +465,7 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const Args a) {
         chunks.mass[i] = mine ? __ldcg(a.masses + partial + chunks.first + i) : 0;
         chunks.key[i] = mine ? a.keys[partial + chunks.first + i] : 0;
     }
-    finish_row(a, row, at, draw_in_chunk(a, row, logits, draw_chunk(chunks, uniform_of(row)), top, min_p));
+    finish_row(a, row, at, draw_in_chunk(a, row, logits, draw_chunk(chunks, state.u), top, min_p));
 }
 
 /// Sorts the first `n` of kList keys, largest first; n is a power of two of at least 2.

@@ -14,7 +14,8 @@ namespace baton::backend::cuda::sampling {
 constexpr uint32_t kChunk = 1024;          ///< logits that one warp looks at: the unit of all partial results
 constexpr uint32_t kBins = 2048;           ///< of the histogram over a row's likely part
 constexpr uint32_t kList = 2048;           ///< candidates that are put in order one by one
-constexpr uint32_t kShort = 512;           ///< so few candidates are listed at once, without a look at the bins
+constexpr uint32_t kShort = 512;           ///< so few candidates are put in order at once, without a look at the bins
+constexpr uint32_t kBlocksMax = 128;       ///< CTAs a row
 constexpr uint32_t kVocabMax = 1u << 20;   ///< bounds the sums of weights in units of 2^-42 by 2^62
 constexpr uint32_t kEditsMax = 1024 + 256; ///< biased and masked ids of a row
 constexpr uint16_t kInPrompt = 0x8000;     ///< flag in a count; the rest counts emissions and saturates
@@ -28,25 +29,25 @@ enum class Mode : uint32_t {
 };
 
 /// One row's settings as uploaded.
-struct Row {
+struct alignas(16) Row {
+    Mode mode;
+    int32_t top;         ///< -1: no logprobs; else how many of the largest
+    uint32_t edits;
+    uint32_t penalties;  ///< 1: counts[state] holds what the penalties need
+    float scale;         ///< 1 / temperature
+    uint32_t top_k;      ///< 0: off; else below the vocabulary's size
+    float top_p;         ///< 1: off
+    float min_p;
     uint64_t seed;
     uint64_t position;
-    float scale;  ///< 1 / temperature
-    float top_p;  ///< 1: off
-    float min_p;
-    uint32_t top_k;  ///< 0: off; else below the vocabulary's size
     float repetition;
     float presence;
     float frequency;
-    Mode mode;
     uint32_t state;
-    uint32_t penalties;  ///< 1: counts[state] holds what the penalties need
-    int32_t top;         ///< -1: no logprobs; else how many of the largest
     uint32_t edit_first; ///< index of the row's first edit
-    uint32_t edits;
-    uint32_t unused;
+    uint32_t unused[3];
 };
-static_assert(sizeof(Row) == 72);
+static_assert(sizeof(Row) == 80);
 
 /// An id whose logit is changed before everything else. Minus infinity masks it. No id comes twice in a row.
 struct Edit {
@@ -85,6 +86,7 @@ struct RowState {
     float scale;     ///< of Row
     float min_p;
     uint32_t penalties;
+    double u;        ///< what the row draws with, in [0, 1)
     uint64_t all;    ///< weight of all, in units of 2^-42
     double raw_log;  ///< log of Σ exp(raw logit)
     float raw_max;
@@ -94,6 +96,7 @@ struct RowState {
     uint64_t mass_total;    ///< and their weight
     uint64_t mass_max;      ///< what min-p keeps weighs at most this: all up to the last bin in which a weight may reach it
     uint32_t tickets[3];    ///< of CTAs that are done, per kernel; back to 0 when used
+    uint32_t found[kBlocksMax];   ///< candidates that each block of the second kernel found
     uint32_t wanted[kBins / 32];  ///< bit mask of the bins whose candidates are listed
 };
 

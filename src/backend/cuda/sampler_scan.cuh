@@ -8,6 +8,9 @@ namespace baton::backend::cuda::sampling {
 
 constexpr uint32_t kScanThreads = 256;
 constexpr uint32_t kScanWarps = kScanThreads / 32;
+#ifndef BATON_SCAN_BLOCKS
+#define BATON_SCAN_BLOCKS 4
+#endif
 
 /// Applies the edits whose ids lie in [begin, end) and keeps what they replace.
 __device__ inline void apply_edits(const Args& a, const Row& row, float* logits, uint32_t begin, uint32_t end) {
@@ -51,7 +54,7 @@ __device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, u
         uint64_t mine = 0;
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
-            const uint64_t key = make_key(ordered(v[i]), id_of(chunk, lane, i));
+            const uint64_t key = make_key(ordered(without_nan(v[i])), id_of(chunk, lane, i));
             if ((taken >> i & 1u) == 0 && key > mine) mine = key;
         }
         const uint32_t order = __reduce_max_sync(kAll, static_cast<uint32_t>(mine >> 32));
@@ -207,14 +210,15 @@ __device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, co
 }
 
 /// Distance within which everything lies that top-k, top-p and min-p can keep.
-__device__ __noinline__ float reach_of(const Args& a, const Row& row, uint32_t at, float max, uint64_t all) {
+__device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ float reach;
     if (row.top_k != 0) {
         if (row.top_k > a.chunks) return kReachMax;
         // As many chunks' bests as top-k keeps are a lower bound of all it keeps.
-        const uint64_t* keys = a.keys + static_cast<size_t>(at) * a.chunks;
-        for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) bests[c] = __ldcg(keys + c);
+#pragma unroll
+        for (uint32_t i = 0; i < Chunks::kMost; ++i)
+            if (i < chunks.per && chunks.first + i < a.chunks) bests[chunks.first + i] = chunks.key[i];
         __syncthreads();
         for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
             uint32_t better = 0;
@@ -252,6 +256,7 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
         sum[i] = mine && sums ? __ldcg(chunk_sums + c) : 0.0f;
         best = max(best, chunks.key[i]);
     }
+    const double u = row.mode == Mode::kGreedy ? 0.0 : uniform(row.seed, row.position);  // while the keys are on their way
     best = block_max(best);
     const float top = key_value(best);
     if (row.top >= 0) sum_raw(a, at);
@@ -270,11 +275,12 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
     if (row.mode != Mode::kGreedy && isfinite(top)) {
         if (row.mode != Mode::kDraw) {
             all = block_sum(all);
-            const float reach = reach_of(a, row, at, top, all);
+            const float reach = reach_of(a, row, chunks, top, all);
             if (threadIdx.x != 0) return;
             RowState& state = a.states[at];
             state.max = top;
             state.all = all;
+            state.u = u;
             state.reach = reach;
             state.bins_per = static_cast<float>(kBins) / fmaxf(reach, 1e-6f);
             state.scale = row.scale;
@@ -283,44 +289,49 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
             state.todo = row.mode == Mode::kBar ? Todo::kSums : Todo::kHistogram;
             return;
         }
-        id = draw_in_chunk(a, row, logits, draw_chunk(chunks, uniform_of(row)), top, 0.0f);
+        id = draw_in_chunk(a, row, logits, draw_chunk(chunks, u), top, 0.0f);
     }
     finish_row(a, row, at, id);
 }
 
 /// Grid: [CTAs a row, rows]. Each warp looks at one chunk.
-__global__ void __launch_bounds__(kScanThreads, 4) scan_kernel(const Args a) {
+__global__ void __launch_bounds__(kScanThreads, BATON_SCAN_BLOCKS) scan_kernel(const __grid_constant__ Args a) {
     launch_dependents();
     wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     const uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5);
     float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
+    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    // Logits and settings are on their way at the same time, whatever the settings are.
+    const uint4 header = load_now(a.upload), first = load_now(&row), second = load_now(&row.scale);
     float v[kPerLane];
-    if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);  // before the settings are here
-    if (at >= reinterpret_cast<const Header*>(a.upload)->rows) {
+    if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
+    if (at >= header.x) {
         if (blockIdx.x == 0 && threadIdx.x == 0) a.states[at].todo = Todo::kNothing;
         return;
     }
-    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const Mode mode = static_cast<Mode>(first.x);
+    const bool logprobs = static_cast<int>(first.y) >= 0;
+    const uint32_t edits = first.z, penalties = first.w;
+    const float scale = __uint_as_float(second.x);
     const size_t partial = static_cast<size_t>(at) * a.chunks + chunk;
-    const Mode mode = row.mode;
     if (mode == Mode::kOrdered)
         for (uint32_t b = blockIdx.x * kScanThreads + threadIdx.x; b < kBins; b += gridDim.x * kScanThreads) {
             a.bin_counts[static_cast<size_t>(at) * kBins + b] = 0;
             a.bin_masses[static_cast<size_t>(at) * kBins + b] = 0;
         }
-    const bool sums = mode == Mode::kDraw || (mode == Mode::kOrdered && row.top_k == 0);
+    const bool sums = mode == Mode::kDraw || (mode == Mode::kOrdered && second.y == 0);
     // First the raw logits where logprobs are wanted, then the adjusted ones.
 #pragma unroll 1
-    for (bool raw = row.top >= 0;; raw = false) {
-        if (!raw && row.edits != 0) {
+    for (bool raw = logprobs;; raw = false) {
+        if (!raw && edits != 0) {
             apply_edits(a, row, logits, blockIdx.x * kScanWarps * kChunk, (blockIdx.x + 1) * kScanWarps * kChunk);
             if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
         }
         if (chunk < a.chunks) {
-            if (!raw && row.penalties != 0) penalise_chunk(a, row, chunk, lane, v);
+            if (!raw && penalties != 0) penalise_chunk(a, row, chunk, lane, v);
             const uint64_t key = best_of(v, chunk, lane);
-            const float sum = raw || sums ? sum_of(v, key_value(key), raw ? 1.0f : row.scale) : 0.0f;
+            const float sum = raw || sums ? sum_of(v, key_value(key), raw ? 1.0f : scale) : 0.0f;
             if (lane == 0) {
                 (raw ? a.raw_keys : a.keys)[partial] = key;
                 if (raw || sums) (raw ? a.raw_sums : a.sums)[partial] = sum;

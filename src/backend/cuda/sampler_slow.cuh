@@ -13,9 +13,11 @@ struct Place {
     uint64_t mass = 0;   ///< their weight
 };
 
-/// Calls `use(v, y, in, chunk)` for each logit of the row, all lanes together; `in` is false for those out of reach.
-template <class Use>
-__device__ __forceinline__ void for_each_candidate(const Args& a, const Row& row, uint32_t at, const RowState& state, const Use& use) {
+/// Calls `use(v, y, in, chunk)` for each logit within reach that `wants(v)`, a warp's lanes together, each with its own
+/// (`in`) or none.
+template <class Wants, class Use>
+__device__ __forceinline__ void for_each_candidate(const Args& a, const Row& row, uint32_t at, const RowState& state,
+                                                   const Wants& wants, const Use& use) {
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const uint32_t lane = threadIdx.x & 31;
     const float top = state.max, scale = state.scale, reach = state.reach;
@@ -23,21 +25,21 @@ __device__ __forceinline__ void for_each_candidate(const Args& a, const Row& row
 #pragma unroll 1
     for (uint32_t chunk = threadIdx.x >> 5; chunk < a.chunks; chunk += kChooseThreads / 32) {
         if (!(distance(key_value(a.keys[static_cast<size_t>(at) * a.chunks + chunk]), top, scale) <= reach)) continue;
+        uint32_t bits = 0;
+        {
+            float v[kPerLane];
+            load_chunk<Via::kOwnCache>(logits, a.vocab, chunk, lane, v);
+            if (penalties) penalise_chunk(a, row, chunk, lane, v);
+#pragma unroll
+            for (int i = 0; i < kPerLane; ++i) bits |= (distance(v[i], top, scale) <= reach && wants(v[i]) ? 1u : 0u) << i;
+        }
 #pragma unroll 1
-        for (int i = 0; i < kPerLane; i += 8) {
-            float v[8];
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                const uint32_t id = id_of(chunk, lane, i + k);
-                v[k] = id < a.vocab ? logits[id] : minus_infinity();
-            }
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                v[k] = without_nan(v[k]);
-                if (penalties && v[k] > minus_infinity()) v[k] = penalise(v[k], counts_of(a, row)[id_of(chunk, lane, i + k)], row);
-                const float y = distance(v[k], top, scale);
-                use(v[k], y, y <= reach, chunk);
-            }
+        while (__any_sync(kAll, bits != 0)) {
+            const bool in = bits != 0;
+            const uint32_t id = id_of(chunk, lane, in ? __ffs(static_cast<int>(bits)) - 1 : 0);
+            bits &= bits - 1;
+            const float v = in ? load_one<Via::kOwnCache>(a, row, penalties, logits, id) : top;
+            use(v, distance(v, top, scale), in, chunk);
         }
     }
 }
@@ -56,11 +58,11 @@ __device__ __noinline__ Place descend(const Args& a, const Row& row, uint32_t at
         __syncthreads();
         histogram.clear();
         __syncthreads();
-        for_each_candidate(a, row, at, state, [&](float v, float y, bool in, uint32_t) {
-            const uint32_t down = ~ordered(v);
-            in = in && (level == 0 || down >> (shift + width) == prefix);
-            histogram.add_warp(in, (down >> shift) & ((1u << width) - 1u), in ? units_at(y) : 0, lane);
-        });
+        for_each_candidate(
+            a, row, at, state, [&](float v) { return level == 0 || ~ordered(v) >> (shift + width) == prefix; },
+            [&](float v, float y, bool in, uint32_t) {
+                histogram.add_warp(in, (~ordered(v) >> shift) & ((1u << width) - 1u), units_at(y), lane);
+            });
         __syncthreads();
         uint32_t count[kEach], count_sum = 0;
         uint64_t mass[kEach], mass_sum = 0;
@@ -97,10 +99,12 @@ __device__ __noinline__ uint32_t nth_bearer(const Args& a, const Row& row, uint3
     for (uint32_t c = threadIdx.x; c < kVocabMax / kChunk; c += kChooseThreads) bearers[c] = 0;
     if (threadIdx.x == 0) chunk = left = id = 0;
     __syncthreads();
-    for_each_candidate(a, row, at, state, [&](float v, float, bool in, uint32_t c) {
-        const uint32_t mask = __ballot_sync(kAll, in && ordered(v) == order);
-        if (mask != 0 && (threadIdx.x & 31) == 0) bearers[c] += static_cast<uint32_t>(__popc(mask));
-    });
+    for_each_candidate(
+        a, row, at, state, [&](float v) { return ordered(v) == order; },
+        [&](float, float, bool in, uint32_t c) {
+            const uint32_t mask = __ballot_sync(kAll, in);
+            if ((threadIdx.x & 31) == 0) bearers[c] += static_cast<uint32_t>(__popc(mask));
+        });
     __syncthreads();
     uint32_t sum = 0;
     for (uint32_t i = 0; i < kEach; ++i) sum += bearers[threadIdx.x * kEach + i];
@@ -154,20 +158,22 @@ __device__ __noinline__ uint32_t choose_slowly(const Args& a, const Row& row, co
     }
     if (row.min_p > 0.0f) {
         uint64_t sum = 0;
-        for_each_candidate(a, row, at, state, [&](float, float y, bool in, uint32_t) {
-            const float weight = weight_at(y);
-            if (in && (weight >= row.min_p || y == 0.0f)) sum += units_at(y);
-        });
+        for_each_candidate(
+            a, row, at, state, [](float) { return true; },
+            [&](float, float y, bool in, uint32_t) {
+                const float weight = weight_at(y);
+                if (in && (weight >= row.min_p || y == 0.0f)) sum += units(weight);
+            });
         total = min(total, block_sum(sum));
     }
-    const uint64_t unit = draw_unit(uniform_of(row), total);
+    const uint64_t unit = draw_unit(state.u, total);
     const Place d = descend(a, row, at, state, histogram, false, unit + 1);
     const uint64_t each = units_of(d.order);
     return nth_bearer(a, row, at, state, d.order, static_cast<uint32_t>((unit - d.mass) / each) + 1);
 }
 
 /// Grid: [CTAs a row, rows]. Lists the wanted candidates; the last block of a row sorts them and draws.
-__global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const Args a) {
+__global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_constant__ Args a) {
     __shared__ union Scratch {
         Histogram histogram;
         uint64_t list[kList];
