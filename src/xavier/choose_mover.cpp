@@ -30,7 +30,7 @@ std::string why_not_cuda_ipc(const wire::LinkHello& d, const wire::LinkHello& p,
     if (!d.device || !p.device) return "needs both pools on GPUs";
     if (!one_host) return "needs both replicas on one host";
     if (std::find(d.maps_gpus.begin(), d.maps_gpus.end(), p.gpu) == d.maps_gpus.end())
-        return "needs a GPU that can map the memory of GPU " + p.gpu;
+        return p.gpu.empty() ? "needs a pool that can be shared" : "needs a GPU that can map the memory of " + p.gpu;
     return "";
 }
 

@@ -162,8 +162,8 @@ Expected<std::vector<std::byte>> CudaDevicePool::export_handle() const {
 Expected<void> CudaDevicePool::reach(const std::string& gpu) const {
     if (gpu == gpu_) return {};
     if (std::find(mappable_.begin(), mappable_.end(), gpu) != mappable_.end()) return {};
-    if (ordinal_of(gpu) < 0) return fail(ErrorCode::kUnsupported, "the peer's GPU " + gpu + " is not visible to this process");
-    return fail(ErrorCode::kUnsupported, "GPU " + gpu_ + " cannot map the memory of GPU " + gpu);
+    if (ordinal_of(gpu) < 0) return fail(ErrorCode::kUnsupported, "the peer's " + gpu + " is not visible to this process");
+    return fail(ErrorCode::kUnsupported, gpu_ + " cannot map the memory of " + gpu);
 }
 
 Expected<uint32_t> CudaDevicePool::map(std::span<const std::byte> bytes, const kv::PoolLayout& layout) {

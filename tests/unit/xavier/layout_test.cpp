@@ -70,6 +70,47 @@ TEST(ChooseMover, ByHostAndLayout) {
     EXPECT_EQ(choose_mover(hello(a, "h"), model, "").error().code, ErrorCode::kUnsupported);
 }
 
+TEST(ChooseMover, BetweenGpus) {
+    const auto a = layout_of(PoolOrder::kBlockFirst, 10), b = layout_of(PoolOrder::kKvFirst, 99);
+    const auto gpu = [](const kv::PoolLayout& l, std::string host, std::string uuid) {
+        wire::LinkHello h = hello(l, std::move(host));
+        h.device = true;
+        h.gpu = std::move(uuid);
+        h.maps_gpus = {h.gpu, "GPU-1"};
+        h.nccl = true;
+        return h;
+    };
+    const auto d = gpu(a, "h", "GPU-0"), p = gpu(b, "h", "GPU-1");
+    EXPECT_EQ(choose_mover(d, p, "").value(), "cuda_ipc");
+    EXPECT_EQ(choose_mover(d, gpu(b, "h", "GPU-0"), "").value(), "cuda_ipc");
+    EXPECT_EQ(choose_mover(d, gpu(b, "i", "GPU-1"), "").value(), "nccl");
+    EXPECT_EQ(choose_mover(d, gpu(b, "h", "GPU-9"), "").value(), "nccl");
+    EXPECT_EQ(choose_mover(d, gpu(b, "h", ""), "").value(), "nccl") << "P's pool cannot be shared";
+    auto over_tcp = d;
+    over_tcp.wants_map = false;
+    EXPECT_EQ(choose_mover(over_tcp, p, "").value(), "nccl");
+    auto without = p;
+    without.nccl = false;
+    without.nccl_reason = "NCCL could not be opened: no such file";
+    EXPECT_EQ(choose_mover(over_tcp, without, "").value(), "tcp");
+    EXPECT_EQ(choose_mover(d, without, "").value(), "cuda_ipc");
+    EXPECT_EQ(choose_mover(hello(a, "h"), p, "").value(), "tcp") << "a pool in host memory and one on a GPU";
+    EXPECT_EQ(choose_mover(d, hello(b, "h"), "").value(), "tcp");
+    for (const char* forced : {"cuda_ipc", "nccl", "tcp"}) EXPECT_EQ(choose_mover(d, p, forced).value(), forced);
+    const auto reason = [](const wire::LinkHello& x, const wire::LinkHello& y, const char* forced) {
+        const auto r = choose_mover(x, y, forced);
+        return r ? "chose " + *r : r.error().message;
+    };
+    EXPECT_EQ(reason(d, p, "shm"), "mover shm needs both pools in host memory");
+    EXPECT_EQ(reason(d, hello(b, "h"), "cuda_ipc"), "mover cuda_ipc needs both pools on GPUs");
+    EXPECT_EQ(reason(d, gpu(b, "i", "GPU-1"), "cuda_ipc"), "mover cuda_ipc needs both replicas on one host");
+    EXPECT_EQ(reason(d, gpu(b, "h", "GPU-9"), "cuda_ipc"), "mover cuda_ipc needs a GPU that can map the memory of GPU-9");
+    EXPECT_EQ(reason(d, gpu(b, "h", ""), "cuda_ipc"), "mover cuda_ipc needs a pool that can be shared");
+    EXPECT_EQ(reason(d, without, "nccl"), "mover nccl cannot be used by a side: NCCL could not be opened: no such file");
+    EXPECT_EQ(reason(d, hello(b, "h"), "nccl"), "mover nccl needs both pools on GPUs");
+    EXPECT_EQ(reason(d, p, "rdma"), "mover 'rdma' is unknown: cuda_ipc, nccl, shm and tcp are there");
+}
+
 TEST(PageCopy, AllOrdersAgree) {
     std::mt19937 rng(5);
     for (const auto from_order : {PoolOrder::kBlockFirst, PoolOrder::kKvFirst})

@@ -15,20 +15,21 @@ class DirectLink final : public net::Connection {
   public:
     std::function<void(wire::Message, std::vector<std::byte>)> deliver;
     std::function<bool(const wire::Message&)> takes;  ///< true: the message is lost
-    std::atomic<bool> closed{false};
     std::atomic<uint64_t> ready{0};  ///< delivered words that a side has paired
     void start(Handlers) override {}
+    /// Under the mutex, so that nothing is delivered after close(). Who delivers only queues a command.
     void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int>) override {
-        {
-            const std::lock_guard lock(mutex);
-            ++sent[std::string(wire::name_of(message))];
-            if (closed || (takes && takes(message))) return;
-        }
+        const std::lock_guard lock(mutex);
+        ++sent[std::string(wire::name_of(message))];
+        if (closed_ || (takes && takes(message))) return;
         deliver(message, std::move(payload));
         const auto* pair = std::get_if<wire::ChannelPair>(&message);
         if (pair != nullptr && pair->step == wire::PairStep::kReady) ++ready;
     }
-    void close() override { closed = true; }
+    void close() override {
+        const std::lock_guard lock(mutex);
+        closed_ = true;
+    }
     const wire::Hello& peer() const override { return hello_; }
     std::string remote() const override { return "unix"; }
     std::string local_ip() const override { return ""; }
@@ -41,6 +42,7 @@ class DirectLink final : public net::Connection {
     std::map<std::string, uint64_t> sent;
 
   private:
+    bool closed_ = false;
     wire::Hello hello_;
 };
 
@@ -322,7 +324,10 @@ TEST(TransferChannel, TheSendersWordIsNeeded) {
     s.d_thread->start_pull(h.pull);
     s.prefill(h);
     EXPECT_EQ(s.reports.pull(1).reason, "channel");
-    EXPECT_GT(s.fabric.moved, 0u);
+    {
+        const std::lock_guard lock(s.fabric.mutex);
+        EXPECT_GT(s.fabric.moved, 0u);
+    }
     for (const std::byte b : s.d.memory()) ASSERT_EQ(b, std::byte{0});
 }
 
