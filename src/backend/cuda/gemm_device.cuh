@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "backend/cuda/common.hpp"
@@ -53,6 +54,14 @@ struct Ops<__half> {
     static __device__ __forceinline__ __half from_float(float v) { return __float2half_rn(v); }
 };
 
+/// Two products, rounded to T.
+template <class T>
+__device__ __forceinline__ uint32_t multiply2(uint32_t a, uint32_t b) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    const Pair product = __hmul2(*reinterpret_cast<const Pair*>(&a), *reinterpret_cast<const Pair*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&product);
+}
+
 /// The eight elements of a 16-byte word as f32.
 template <class T>
 __device__ __forceinline__ void unpack8(const uint4& v, float (&f)[8]) {
@@ -69,12 +78,14 @@ __device__ __forceinline__ uint4 pack8(const float (&f)[8]) {
     return {Ops<T>::pack(f[0], f[1]), Ops<T>::pack(f[2], f[3]), Ops<T>::pack(f[4], f[5]), Ops<T>::pack(f[6], f[7])};
 }
 
-/// 16 bytes that nothing writes while the kernel runs, kept out of L1. Volatile: stays before a later wait.
+/// 16 bytes of weights, kept out of L1. A relaxed load and not a read-only one: the assembler moves the latter past
+/// griddepcontrol.wait, and then nothing overlaps.
 __device__ __forceinline__ uint4 load_weights(const void* p) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 

@@ -15,6 +15,7 @@ using gemm::Ops;
 
 constexpr uint32_t kWarps = 8;  // of a block, at most
 constexpr uint32_t kUnit = 32;  // elements of k four lanes load at once
+constexpr uint32_t kNormMax = 8192;  // elements of a norm's weight that fit into shared memory
 
 struct Args {
     const void* w;
@@ -26,8 +27,10 @@ struct Args {
     uint32_t k;
     uint32_t m;
     uint32_t columns;
-    uint32_t slices;  // warps of a block that share a tile's k
-    uint32_t tiles;   // tiles of a block
+    uint32_t slices;     // warps of a block that share a tile's k
+    uint32_t per_slice;  // units of k each takes
+    uint32_t inverse;    // of slices, 16 bits after the point, rounded up
+    uint32_t tiles;      // tiles of a block
     float eps;
     Out kind;
 };
@@ -35,16 +38,10 @@ struct Args {
 /// v *= g, eight elements, rounded to T.
 template <class T>
 __device__ __forceinline__ void scale8(uint4& v, const float* g) {
-    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-    const float4 lo = __ldg(reinterpret_cast<const float4*>(g));
-    const float4 hi = __ldg(reinterpret_cast<const float4*>(g) + 1);
-    const uint32_t factors[4] = {Ops<T>::pack(lo.x, lo.y), Ops<T>::pack(lo.z, lo.w), Ops<T>::pack(hi.x, hi.y), Ops<T>::pack(hi.z, hi.w)};
-    uint32_t* words = &v.x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const Pair product = __hmul2(*reinterpret_cast<const Pair*>(&words[i]), *reinterpret_cast<const Pair*>(&factors[i]));
-        words[i] = *reinterpret_cast<const uint32_t*>(&product);
-    }
+    const float4 lo = reinterpret_cast<const float4*>(g)[0];
+    const float4 hi = reinterpret_cast<const float4*>(g)[1];
+    v = {gemm::multiply2<T>(v.x, Ops<T>::pack(lo.x, lo.y)), gemm::multiply2<T>(v.y, Ops<T>::pack(lo.z, lo.w)),
+         gemm::multiply2<T>(v.z, Ops<T>::pack(hi.x, hi.y)), gemm::multiply2<T>(v.w, Ops<T>::pack(hi.z, hi.w))};
 }
 
 /// One result: where it goes, and what the epilogue reads ahead of the sums.
@@ -54,22 +51,34 @@ struct Result {
     uint32_t r = 0;     // row of the tile
     uint32_t i = 0;     // row of x
     uint32_t column = 0;
+    float bias = 0;
+    float bias_up = 0;
+    float residual = 0;
 };
 
 template <class T>
-__device__ __forceinline__ void finish(const Args& a, const Result& to, float y, float up, float residual) {
-    const T* bias = static_cast<const T*>(a.bias);
-    if (bias != nullptr) y += Ops<T>::to_float(bias[to.column]);
+__device__ __forceinline__ void finish(const Args& a, const Result& to, float y, float up) {
+    y += to.bias;
     const size_t at = static_cast<size_t>(to.i) * a.columns + to.column;
     if (a.kind == Out::kF32) {
         static_cast<float*>(a.out)[at] = y;
         return;
     }
-    if (a.kind == Out::kSwiGlu) {
-        if (bias != nullptr) up += Ops<T>::to_float(bias[a.columns + to.column]);
-        y = gemm::silu(y) * up;
-    }
-    static_cast<T*>(a.out)[at] = Ops<T>::from_float(y + residual);
+    if (a.kind == Out::kSwiGlu) y = gemm::silu(y) * (up + to.bias_up);
+    static_cast<T*>(a.out)[at] = Ops<T>::from_float(y + to.residual);
+}
+/// Constant, so it may be read ahead of the wait.
+template <class T>
+__device__ __forceinline__ void read_bias(const Args& a, Result& to) {
+    if (!to.valid || a.bias == nullptr) return;
+    const T* bias = static_cast<const T*>(a.bias) + to.column;
+    to.bias = Ops<T>::to_float(bias[0]);
+    if (a.kind == Out::kSwiGlu) to.bias_up = Ops<T>::to_float(bias[a.columns]);
+}
+template <class T>
+__device__ __forceinline__ void read_residual(const Args& a, Result& to) {
+    if (to.valid && a.kind == Out::kAdd)
+        to.residual = Ops<T>::to_float(static_cast<const T*>(a.out)[static_cast<size_t>(to.i) * a.columns + to.column]);
 }
 
 /// A warp: one tile of 16 weight rows (with SwiGLU 8 gate rows and their 8 up rows) × C units of k a pass, NT · 8 rows of x.
@@ -82,19 +91,20 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
     constexpr int kChains = NT == 1 ? 4 : 2;
     __shared__ float parts[kWarps][16][kColumns + 1];
     __shared__ float squares[kWarps][kColumns];
+    extern __shared__ __align__(16) float norm[];  // [k], of a matrix with one
     gemm::launch_dependents();
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warp = threadIdx.x >> 5;
     const uint32_t g = lane >> 2;
     const uint32_t t = lane & 3;
-    const uint32_t slice = warp % a.slices;
-    const uint32_t tile = blockIdx.x * a.tiles + warp / a.slices;
+    const uint32_t block_tile = warp * a.inverse >> 16;
+    const uint32_t slice = warp - block_tile * a.slices;
+    const uint32_t tile = blockIdx.x * a.tiles + block_tile;
     const bool gated = a.kind == Out::kSwiGlu;
     constexpr uint32_t kStep = HALF ? 2 * kUnit : kUnit;  // elements of k a unit advances
     const uint32_t units = (a.k + kStep - 1) / kStep;
-    const uint32_t per_slice = (units + a.slices - 1) / a.slices;
-    const uint32_t begin = slice * per_slice;
-    const uint32_t end = min(begin + per_slice, units);
+    const uint32_t begin = slice * a.per_slice;
+    const uint32_t end = min(begin + a.per_slice, units);
 
     const uint32_t row_lo = tile * (HALF || gated ? 8 : 16) + g;
     const uint32_t row_hi = HALF ? row_lo : (gated ? a.columns + row_lo : row_lo + 8);
@@ -119,30 +129,39 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
             const uint32_t unit = first + static_cast<uint32_t>(c);
             const uint32_t e = unit * kStep + t * 8;
             if (unit >= end || e >= a.k) continue;
-            scale8<T>(lo[c], a.norm + e);
+            scale8<T>(lo[c], norm + e);
             if constexpr (!HALF)
-                scale8<T>(hi[c], a.norm + e);
+                scale8<T>(hi[c], norm + e);
             else if (e + kUnit < a.k)
-                scale8<T>(hi[c], a.norm + e + kUnit);
+                scale8<T>(hi[c], norm + e + kUnit);
         }
     };
     fetch(begin);
-    if (a.norm != nullptr) apply_norm(begin);
+    if (a.norm != nullptr)
+        for (uint32_t e = threadIdx.x * 4; e < a.k; e += blockDim.x * 4) gemm::copy_async(gemm::shared_address(norm + e), a.norm + e, true);
+    gemm::copy_commit();
 
-    const uint32_t rows_out = HALF || gated ? 8 : 16;
+    const uint32_t rows_log2 = HALF || gated ? 3 : 4;
     constexpr uint32_t kRowsOfX = HALF ? 4 : kColumns;
-    const uint32_t items = a.tiles * rows_out * kRowsOfX;
+    const uint32_t items = (a.tiles * kRowsOfX) << rows_log2;
     const auto result_of = [&](uint32_t item) {
         Result to;
-        to.r = item % rows_out;
-        to.i = item / rows_out % kRowsOfX;
-        to.tile = item / rows_out / kRowsOfX;
-        to.column = (blockIdx.x * a.tiles + to.tile) * rows_out + to.r;
+        to.r = item & ((1u << rows_log2) - 1);
+        to.i = (item >> rows_log2) % kRowsOfX;
+        to.tile = (item >> rows_log2) / kRowsOfX;
+        to.column = ((blockIdx.x * a.tiles + to.tile) << rows_log2) + to.r;
         to.valid = item < items && to.i < a.m && to.column < a.columns;
         return to;
     };
-    const Result first_result = result_of(threadIdx.x);
+    Result first_result = result_of(threadIdx.x);
+    read_bias<T>(a, first_result);
+    if (a.norm != nullptr) {
+        gemm::copy_wait<0>();
+        __syncthreads();
+        apply_norm(begin);
+    }
     gemm::wait_prerequisites();
+    read_residual<T>(a, first_result);
 
     float acc[NT][kChains][4] = {};
     float square[NT][4] = {};
@@ -181,9 +200,6 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
             if (a.norm != nullptr) apply_norm(first);
         }
     }
-    float residual = 0;
-    if (first_result.valid && a.kind == Out::kAdd)
-        residual = Ops<T>::to_float(static_cast<const T*>(a.out)[static_cast<size_t>(first_result.i) * a.columns + first_result.column]);
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
 #pragma unroll
@@ -197,11 +213,17 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
-        const Result to = item == threadIdx.x ? first_result : result_of(item);
+        Result to = first_result;
+        if (item != threadIdx.x) {
+            to = result_of(item);
+            read_bias<T>(a, to);
+            read_residual<T>(a, to);
+        }
         if (!to.valid) continue;
         float y = 0;
         float up = 0;
         float sum = 0;
+#pragma unroll 4
         for (uint32_t s = 0; s < a.slices; ++s) {
             const uint32_t from = to.tile * a.slices + s;
             y += parts[from][to.r][to.i];
@@ -215,9 +237,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
             y *= scale;
             up *= scale;
         }
-        if (item != threadIdx.x && a.kind == Out::kAdd)
-            residual = Ops<T>::to_float(static_cast<const T*>(a.out)[static_cast<size_t>(to.i) * a.columns + to.column]);
-        finish<T>(a, to, y, up, residual);
+        finish<T>(a, to, y, up);
     }
 }
 
@@ -239,6 +259,7 @@ bool direct_takes(const Product& product, DirectConfig config) {
     const DirectShape& shape = kShapes[config.variant];
     const Matrix& matrix = product.matrix;
     if (config.slices * config.tiles > static_cast<int>(kWarps) || product.m == 0 || product.m > shape.m_max) return false;
+    if (matrix.norm != nullptr && matrix.k > kNormMax) return false;
     if (matrix.out == Out::kSwiGlu && (shape.half || matrix.n % 2 != 0)) return false;
     return matrix.n > 0 && matrix.k > 0 && matrix.k % 8 == 0;
 }
@@ -247,13 +268,18 @@ cudaError_t direct(const Launch& launch, const Product& product, DirectConfig co
     if (!direct_takes(product, config)) return cudaErrorInvalidValue;
     const Matrix& matrix = product.matrix;
     const DirectShape& shape = kShapes[config.variant];
+    const uint32_t step = shape.half ? 2 * kUnit : kUnit;
+    const uint32_t units = (matrix.k + step - 1) / step;
+    const uint32_t per_slice = (units + config.slices - 1u) / config.slices;
     const Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
-                       result_columns(matrix), config.slices, config.tiles, matrix.eps, matrix.out};
+                       result_columns(matrix), config.slices, per_slice, 65535u / config.slices + 1, config.tiles, matrix.eps,
+                       matrix.out};
     const uint32_t per_tile = shape.half || matrix.out == Out::kSwiGlu ? 8 : 16;
     const uint32_t per_block = per_tile * config.tiles;
     const uint32_t blocks = (args.columns + per_block - 1) / per_block;
     const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
-    return gemm::start(launch, kernel, blocks, 32u * config.slices * config.tiles, 0, 1, args);
+    const size_t shared = matrix.norm != nullptr ? size_t{matrix.k} * sizeof(float) : 0;
+    return gemm::start(launch, kernel, blocks, 32u * config.slices * config.tiles, shared, 1, args);
 }
 
 }  // namespace baton::backend::cuda

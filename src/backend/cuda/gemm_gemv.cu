@@ -91,6 +91,27 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
             for (int r = 0; r < R; ++r) w[r][c] = in ? gemm::load_weights(rows[r] + chunk * kChunk) : uint4{};
         }
     };
+    // The norm's weight goes into the weights ahead of the wait, rounded to T.
+    const auto apply_norm = [&](uint32_t first) {
+        uint4 g[C];
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const uint32_t e = (first + static_cast<uint32_t>(c)) * kChunk + lane * 8;
+            float4 lo = {};
+            float4 hi = {};
+            if (first + static_cast<uint32_t>(c) < end && e < a.k) {
+                lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
+                hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
+            }
+            g[c] = {Ops<T>::pack(lo.x, lo.y), Ops<T>::pack(lo.z, lo.w), Ops<T>::pack(hi.x, hi.y), Ops<T>::pack(hi.z, hi.w)};
+        }
+#pragma unroll
+        for (int c = 0; c < C; ++c)
+#pragma unroll
+            for (int r = 0; r < R; ++r)
+                w[r][c] = {gemm::multiply2<T>(w[r][c].x, g[c].x), gemm::multiply2<T>(w[r][c].y, g[c].y),
+                           gemm::multiply2<T>(w[r][c].z, g[c].z), gemm::multiply2<T>(w[r][c].w, g[c].w)};
+    };
     fetch(begin);
     Result<T> result;
     if (slice == 0 && lane < per_warp * M) {
@@ -103,6 +124,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
             if (gated) result.bias_up = Ops<T>::to_float(bias[a.columns + result.column]);
         }
     }
+    if (a.norm != nullptr) apply_norm(begin);
     gemm::wait_prerequisites();
     if (result.valid && a.kind == Out::kAdd)
         result.residual = Ops<T>::to_float(
@@ -111,29 +133,27 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     float acc[R][M] = {};
     float squares[M] = {};
     for (uint32_t first = begin; first < end; first += C) {
+        uint4 x[M][C];
 #pragma unroll
         for (int c = 0; c < C; ++c) {
-            const uint32_t chunk = first + static_cast<uint32_t>(c);
-            const uint32_t e = chunk * kChunk + lane * 8;
-            const bool in = chunk < end && e < a.k;
+            const uint32_t e = (first + static_cast<uint32_t>(c)) * kChunk + lane * 8;
+            const bool in = first + static_cast<uint32_t>(c) < end && e < a.k;
+#pragma unroll
+            for (int i = 0; i < M; ++i)
+                x[i][c] = in && static_cast<uint32_t>(i) < a.m
+                              ? *reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + static_cast<size_t>(i) * a.k + e)
+                              : uint4{};
+        }
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
             float xf[M][8];
 #pragma unroll
             for (int i = 0; i < M; ++i) {
-                const T* x = static_cast<const T*>(a.x) + static_cast<size_t>(i) * a.k + e;
-                const bool load = in && static_cast<uint32_t>(i) < a.m;
-                gemm::unpack8<T>(load ? *reinterpret_cast<const uint4*>(x) : uint4{}, xf[i]);
-            }
-            if (a.norm != nullptr && in) {
-                const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
-                const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
-                const float g[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+                gemm::unpack8<T>(x[i][c], xf[i]);
+                if (a.norm != nullptr) {
 #pragma unroll
-                for (int i = 0; i < M; ++i)
-#pragma unroll
-                    for (int t = 0; t < 8; ++t) {
-                        squares[i] += xf[i][t] * xf[i][t];
-                        xf[i][t] *= g[t];
-                    }
+                    for (int t = 0; t < 8; ++t) squares[i] = fmaf(xf[i][t], xf[i][t], squares[i]);
+                }
             }
 #pragma unroll
             for (int r = 0; r < R; ++r) {
@@ -145,7 +165,10 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
                     for (int t = 0; t < 8; ++t) acc[r][i] = fmaf(wf[t], xf[i][t], acc[r][i]);
             }
         }
-        if (first + C < end) fetch(first + C);
+        if (first + C < end) {
+            fetch(first + C);
+            if (a.norm != nullptr) apply_norm(first + C);
+        }
     }
 #pragma unroll
     for (int i = 0; i < M; ++i) {
@@ -167,6 +190,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     float y = 0;
     float up = 0;
     float square = 0;
+#pragma unroll 2
     for (uint32_t s = 0; s < slices; ++s) {
         y += parts[warp + s][lane];
         if (gated) up += parts[warp + s][(lane / M + R / 2) * M + lane % M];

@@ -27,16 +27,6 @@ TileEntry entry_of(Elem elem, uint8_t variant) {
 
 uint32_t k_tiles(uint32_t k) { return (k + kDepth - 1) / kDepth; }
 
-/// Tiles of k whose x the norm form holds in one block.
-uint32_t slab_tiles(uint32_t k, TileConfig config) {
-    const uint32_t parts = config.cluster ? config.splits : 1;
-    return (k_tiles(k) + parts - 1) / parts;
-}
-
-size_t shared_bytes(const Product& product, TileConfig config, const TileEntry& entry) {
-    return config.norm_fused ? entry.norm_bytes(slab_tiles(product.matrix.k, config)) : entry.bytes(0);
-}
-
 /// Tiles of m that share a column of weights before the next: about 8 MiB of x stay in L2.
 uint32_t band_of(uint32_t m_tiles, uint32_t tile_cols, uint32_t k) {
     const uint64_t bytes = static_cast<uint64_t>(tile_cols) * k * 2;
@@ -59,13 +49,11 @@ cudaError_t tile_prepare(TileLimits& limits) {
     limits.shared_bytes = static_cast<uint32_t>(shared);
     limits.cluster = major == 9;  // newer devices run the PTX of sm_80, which has no clusters
     for (const auto& table : {gemm::tile_table_bf16(), gemm::tile_table_f16()})
-        for (const TileEntry& entry : table)
-            for (const auto kernel : {entry.plain, entry.norm}) {
-                if (kernel == nullptr) continue;
-                error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             shared);
-                if (error != cudaSuccess) return error;
-            }
+        for (const TileEntry& entry : table) {
+            error = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         shared);
+            if (error != cudaSuccess) return error;
+        }
     return cudaSuccess;
 }
 
@@ -78,8 +66,8 @@ bool tile_takes(const Product& product, TileConfig config, const TileLimits& lim
     if (!power || config.splits > k_tiles(matrix.k)) return false;
     if (config.cluster && (!limits.cluster || config.splits == 1)) return false;
     if (!config.cluster && config.splits > 1 && !shape.totals) return false;
-    if (config.norm_fused && (!shape.norm || matrix.norm == nullptr || product.elem != Elem::kBF16)) return false;
-    return shared_bytes(product, config, entry_of(product.elem, config.variant)) <= limits.shared_bytes;
+    if (config.norm_fused && (!shape.norm || matrix.norm == nullptr)) return false;
+    return entry_of(product.elem, config.variant).shared_bytes <= limits.shared_bytes;
 }
 
 cudaError_t tile(const Launch& launch, const Product& product, TileConfig config) {
@@ -89,14 +77,16 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
     gemm::TileArgs args = {};
     args.w = matrix.w;
     args.bias = matrix.bias;
-    args.norm = matrix.norm;
+    args.norm = config.norm_fused ? matrix.norm : nullptr;
     args.x = product.x;
     args.out = product.out;
     args.n = matrix.n;
     args.k = matrix.k;
     args.m = product.m;
     args.columns = result_columns(matrix);
+    args.k_tiles = k_tiles(matrix.k);
     args.splits = config.splits;
+    for (uint32_t s = config.splits; s > 1; s /= 2) ++args.splits_log2;
     args.cluster = config.cluster ? config.splits : 1;
     args.m_tiles = (product.m + shape.cols - 1) / shape.cols;
     args.n_tiles = (matrix.n + shape.rows - 1) / shape.rows;
@@ -107,8 +97,8 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
         const uint32_t half = shape.rows / 2u;
         args.n_tiles = (args.columns + half - 1) / half;
     }
-    return gemm::start(launch, config.norm_fused ? entry.norm : entry.plain, args.m_tiles * args.n_tiles * args.cluster,
-                       shape.threads, shared_bytes(product, config, entry), args.cluster, args);
+    return gemm::start(launch, entry.kernel, args.m_tiles * args.n_tiles * args.cluster,
+                       shape.threads, entry.shared_bytes, args.cluster, args);
 }
 
 }  // namespace baton::backend::cuda

@@ -30,7 +30,9 @@ struct TileArgs {
     uint32_t k;
     uint32_t m;
     uint32_t columns;  // of the result
+    uint32_t k_tiles;
     uint32_t splits;
+    uint32_t splits_log2;
     uint32_t cluster;  // 1, or splits
     uint32_t m_tiles;
     uint32_t n_tiles;
@@ -39,9 +41,9 @@ struct TileArgs {
     Out kind;
 };
 
-/// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps (with wgmma BM / 16 × 1), ST stages; NORM: x
-/// stays in shared memory as a whole, multiplied by the norm's weight; TOTALS: several parts of k in one block.
-template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
+/// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps (with wgmma BM / 16 × 1), ST stages;
+/// TOTALS: can do several parts of k in one block.
+template <class T, int BM, int BN, int WM, int WN, int ST, bool TOTALS>
 struct Tile {
     static constexpr int kThreads = WM * WN * 32;
     static constexpr int kWarpsM = kWarpgroups ? BM / 16 : WM;
@@ -51,12 +53,13 @@ struct Tile {
     static constexpr int kStageW = BM * static_cast<int>(kRowBytes);
     static constexpr int kStageX = BN * static_cast<int>(kRowBytes);
     static constexpr int kPartStride = BM + 4;
-    static constexpr int kSquaresBytes = NORM ? (BN * 4 + 1023) / 1024 * 1024 : 0;
-    static_assert(BM % 64 == 0 && BM / 16 == WM * WN && BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
+    static constexpr bool kNorms = BN <= 64;  // has the norm fused
+    static constexpr int kSquaresBytes = kNorms ? 1024 : 0;
+    static constexpr int kSquareGroups = (BN / 8 + WM * WN - 1) / (WM * WN);  // of 8 rows of x, each warp's share
+    static_assert((BM == 64 || BM == 128) && BM / 16 == WM * WN && BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
 
-    /// `slab`: tiles of k whose x the norm form holds.
-    static size_t shared_bytes(uint32_t slab) {
-        const size_t ring = static_cast<size_t>(ST) * kStageW + static_cast<size_t>(NORM ? slab : ST) * kStageX;
+    static size_t shared_bytes() {
+        const size_t ring = static_cast<size_t>(ST) * (kStageW + kStageX);
         const size_t part = static_cast<size_t>(BN) * kPartStride * 4;
         return kSquaresBytes + (ring > part ? ring : part);
     }
@@ -122,50 +125,27 @@ __device__ __forceinline__ void store8(const TileArgs& a, uint32_t row, uint32_t
     }
 }
 
-/// Fills the norm form's x: rows of this block's part of k times the norm's weight, and their sums of squares.
-template <class T, int BN, int WARPS>
-__device__ __forceinline__ void fill_slab(const TileArgs& a, uint32_t row0, uint32_t k_begin, uint32_t words,
-                                          unsigned char* slab, float* squares) {
-    constexpr int kBatch = BN / WARPS < 1 ? 1 : (BN / WARPS > 4 ? 4 : BN / WARPS);
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t first = threadIdx.x >> 5; first < BN; first += WARPS * kBatch) {
-        float sums[kBatch] = {};
-        for (uint32_t word = lane; word < words; word += 32) {
-            const uint32_t e = k_begin + word * 8;
-            uint4 held[kBatch];
+/// One 16-byte word in shared memory *= eight weights of the norm, rounded to T.
+template <class T>
+__device__ __forceinline__ void scale_word(unsigned char* at, const uint32_t (&factors)[4]) {
+    uint4 v = *reinterpret_cast<const uint4*>(at);
+    v = {multiply2<T>(v.x, factors[0]), multiply2<T>(v.y, factors[1]), multiply2<T>(v.z, factors[2]), multiply2<T>(v.w, factors[3])};
+    *reinterpret_cast<uint4*>(at) = v;
+}
+
+/// sums += one stage of this warp's groups of 8 rows of x times themselves: the diagonal holds the rows' squares.
+template <class T, class G, int BN, int WARPS>
+__device__ __forceinline__ void square_step(float (&sums)[G::kSquareGroups][4], uint32_t x_at, uint32_t warp, uint32_t lane) {
 #pragma unroll
-            for (int b = 0; b < kBatch; ++b) {
-                const uint32_t row = row0 + first + static_cast<uint32_t>(b * WARPS);
-                const bool in = first + static_cast<uint32_t>(b * WARPS) < BN && row < a.m && e < a.k;
-                held[b] = in ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + static_cast<size_t>(row) * a.k + e))
-                             : uint4{};
-            }
-            float g[8] = {};
-            if (e < a.k) {
-                const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
-                const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
-                g[0] = lo.x, g[1] = lo.y, g[2] = lo.z, g[3] = lo.w, g[4] = hi.x, g[5] = hi.y, g[6] = hi.z, g[7] = hi.w;
-            }
+    for (int i = 0; i < G::kSquareGroups; ++i) {
+        const uint32_t group = warp + static_cast<uint32_t>(i * WARPS);
+        if (group >= BN / 8) break;
 #pragma unroll
-            for (int b = 0; b < kBatch; ++b) {
-                const uint32_t local = first + static_cast<uint32_t>(b * WARPS);
-                if (local >= BN) break;
-                float f[8];
-                unpack8<T>(held[b], f);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    sums[b] += f[i] * f[i];
-                    f[i] *= g[i];
-                }
-                const uint32_t at = (word >> 3) * (BN * kRowBytes) + local * kRowBytes + (((word & 7) ^ (local & 7)) << 4);
-                *reinterpret_cast<uint4*>(slab + at) = pack8<T>(f);
-            }
-        }
-#pragma unroll
-        for (int b = 0; b < kBatch; ++b) {
-            const uint32_t local = first + static_cast<uint32_t>(b * WARPS);
-            const float sum = warp_sum(sums[b]);
-            if (lane == 0 && local < BN) squares[local] = sum;
+        for (uint32_t step = 0; step < kDepth / 16; ++step) {
+            uint32_t b[2];
+            ldmatrix2(b, x_at + (group * 8 + (lane & 7)) * kRowBytes + (((step * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) << 4));
+            const uint32_t a[4] = {b[0], 0, b[1], 0};
+            mma<T>(sums[i], a, b);
         }
     }
 }
@@ -199,36 +179,41 @@ __device__ __forceinline__ void tile_step(float (&acc)[G::kTM][G::kTN][4], uint3
     }
 }
 
-template <class T, int BM, int BN, int WM, int WN, int ST, bool NORM, bool TOTALS>
+template <class T, int BM, int BN, int WM, int WN, int ST, bool TOTALS>
 __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(const TileArgs a) {
-    using G = Tile<T, BM, BN, WM, WN, ST, NORM, TOTALS>;
+    using G = Tile<T, BM, BN, WM, WN, ST, TOTALS>;
     extern __shared__ __align__(1024) unsigned char shared[];
     launch_dependents();
     const uint32_t thread = threadIdx.x;
     const uint32_t lane = thread & 31;
     const uint32_t warp = thread >> 5;
-    const uint32_t rank = blockIdx.x % a.cluster;
-    const uint32_t unit = blockIdx.x / a.cluster;
-    const uint32_t per_band = a.band * a.n_tiles;
-    const uint32_t band0 = unit / per_band * a.band;
-    const uint32_t height = min(a.band, a.m_tiles - band0);
-    const uint32_t within = unit % per_band;
-    const uint32_t mt = band0 + within % height;
-    const uint32_t nt = within / height;
-    const uint32_t k_tiles = (a.k + kDepth - 1) / kDepth;
-    const uint32_t tile0 = a.cluster > 1 ? rank * k_tiles / a.splits : 0;
-    const uint32_t tile1 = a.cluster > 1 ? (rank + 1) * k_tiles / a.splits : k_tiles;
+    const uint32_t rank = blockIdx.x & (a.cluster - 1);
+    const uint32_t unit = a.cluster > 1 ? blockIdx.x >> a.splits_log2 : blockIdx.x;
+    uint32_t mt = 0;
+    uint32_t nt = unit;
+    if (a.m_tiles > 1) {
+        const uint32_t per_band = a.band * a.n_tiles;
+        const uint32_t band0 = unit / per_band * a.band;
+        const uint32_t height = min(a.band, a.m_tiles - band0);
+        const uint32_t within = unit % per_band;
+        mt = band0 + within % height;
+        nt = within / height;
+    }
+    const uint32_t k_tiles = a.k_tiles;
+    const uint32_t tile0 = a.cluster > 1 ? rank * k_tiles >> a.splits_log2 : 0;
+    const uint32_t tile1 = a.cluster > 1 ? (rank + 1) * k_tiles >> a.splits_log2 : k_tiles;
     const uint32_t count = tile1 - tile0;
     const uint32_t row0 = mt * BN;
 
     float* squares = reinterpret_cast<float*>(shared);
     unsigned char* ring = shared + G::kSquaresBytes;
     const uint32_t ring_at = shared_address(ring);
-    const uint32_t x_ring_at = ring_at + ST * G::kStageW;  // of the norm form: all of x
+    const uint32_t x_ring_at = ring_at + ST * G::kStageW;
+    const bool normed = G::kNorms && a.norm != nullptr;
 
     // Each thread copies the same word of a few rows, the rows kThreads / 8 apart.
     constexpr int kCopyW = BM * 8 / G::kThreads;
-    constexpr int kCopyX = NORM ? 0 : (BN * 8 + G::kThreads - 1) / G::kThreads;
+    constexpr int kCopyX = (BN * 8 + G::kThreads - 1) / G::kThreads;
     static_assert(BM * 8 % G::kThreads == 0 && G::kThreads / 8 % 8 == 0);
     const uint32_t word = thread & 7;
     const uint32_t copy_row = thread >> 3;
@@ -261,6 +246,18 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         }
     };
 
+    // The norm's weight goes into the words of w that this thread copied, once they are in.
+    const auto scale_w = [&](uint32_t tile, uint32_t stage) {
+        const uint32_t e = tile * kDepth + word * 8;
+        if (e >= a.k) return;
+        const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
+        const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
+        const uint32_t factors[4] = {Ops<T>::pack(lo.x, lo.y), Ops<T>::pack(lo.z, lo.w), Ops<T>::pack(hi.x, hi.y), Ops<T>::pack(hi.z, hi.w)};
+#pragma unroll
+        for (int i = 0; i < kCopyW; ++i)
+            scale_word<T>(ring + stage * G::kStageW + copy_at + static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes, factors);
+    };
+
     // Weights of the first ST tiles, a group each; then x, likewise. Each turn of the loop below commits one more, the
     // first an empty one, so tile t is in when ST - 1 later groups are out, or ST - 2 from t = ST on.
 #pragma unroll
@@ -268,28 +265,29 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         if (s < count) copy_w(tile0 + s, s);
         copy_commit();
     }
+    if (normed) {
+        copy_wait<0>();
+        for (uint32_t s = 0; s < ST && s < count; ++s) scale_w(tile0 + s, s);
+    }
     wait_prerequisites();
-    if constexpr (NORM) {
-        fill_slab<T, BN, WM * WN>(a, row0, tile0 * kDepth, count * (kDepth / 8), ring + ST * G::kStageW, squares);
-    } else {
 #pragma unroll
-        for (uint32_t s = 0; s < ST; ++s) {
-            if (s < count) copy_x(tile0 + s, s);
-            copy_commit();
-        }
+    for (uint32_t s = 0; s < ST; ++s) {
+        if (s < count) copy_x(tile0 + s, s);
+        copy_commit();
     }
     // The results this thread finishes: groups of eight columns of a row, dealt over the cluster.
     const bool gated = a.kind == Out::kSwiGlu;
-    const uint32_t groups = gated ? BM / 16 : BM / 8;
-    const uint32_t items = min(static_cast<uint32_t>(BN), a.m - row0) * groups;
+    const uint32_t groups_log2 = (BM == 64 ? 3 : 4) - (gated ? 1 : 0);
+    const uint32_t group_mask = (1u << groups_log2) - 1;
+    const uint32_t items = min(static_cast<uint32_t>(BN), a.m - row0) << groups_log2;
     const uint32_t column0 = nt * (gated ? BM / 2 : BM);
     const uint32_t item0 = rank * G::kThreads + thread;
     uint4 residual = {};
     const bool early = a.kind == Out::kAdd && a.columns % 8 == 0 && BN < 128;
-    if (early && item0 < items && column0 + item0 % groups * 8 < a.columns)
+    if (early && item0 < items && column0 + (item0 & group_mask) * 8 < a.columns)
         residual = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.out) +
-                                                         static_cast<size_t>(row0 + item0 / groups) * a.columns + column0 +
-                                                         item0 % groups * 8));
+                                                         static_cast<size_t>(row0 + (item0 >> groups_log2)) * a.columns + column0 +
+                                                         (item0 & group_mask) * 8));
 
     const uint32_t wm = warp % G::kWarpsM;
     const uint32_t wn = warp / G::kWarpsM;
@@ -300,9 +298,10 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
     const uint32_t b_word = (lane >> 3) & 1;
     const uint32_t flip = lane & 7;
     float acc[G::kTM][G::kTN][4] = {};
+    float square[G::kSquareGroups][4] = {};
     float total[TOTALS ? G::kTM : 1][TOTALS ? G::kTN : 1][4] = {};
     uint32_t part = 1;  // parts of k begun, where the block does several
-    uint32_t part_end = TOTALS && a.cluster == 1 ? k_tiles / a.splits : k_tiles;
+    uint32_t part_end = TOTALS && a.cluster == 1 ? k_tiles >> a.splits_log2 : k_tiles;
 
     uint32_t stage = 0;
     for (uint32_t t = 0; t < count; ++t) {
@@ -310,6 +309,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
             copy_wait<ST - 1>();
         else
             copy_wait<ST - 2>();
+        if (normed && t >= ST) scale_w(tile0 + t, stage);
         if constexpr (kWarpgroups) {
             shared_to_tensor();
             wgmma_wait<0>();  // the tile before: its stage is free once all have passed the barrier
@@ -319,11 +319,11 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         if (t > 0 && t + ST - 1 < count) {
             const uint32_t free_stage = stage == 0 ? ST - 1 : stage - 1;
             copy_w(tile0 + t + ST - 1, free_stage);
-            if constexpr (!NORM) copy_x(tile0 + t + ST - 1, free_stage);
+            copy_x(tile0 + t + ST - 1, free_stage);
         }
         copy_commit();
         const uint32_t w_at = ring_at + stage * G::kStageW;
-        const uint32_t x_at = x_ring_at + (NORM ? t : stage) * G::kStageX;
+        const uint32_t x_at = x_ring_at + stage * G::kStageX;
         if constexpr (kWarpgroups) {
             const uint64_t left = wgmma_operand(w_at + warp / 4 * 64 * kRowBytes);
             const uint64_t right = wgmma_operand(x_at);
@@ -334,6 +334,8 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         } else {
             tile_step<T, G>(acc, w_at + a_at, a_word, x_at + b_row * kRowBytes, b_word, flip);
         }
+        if constexpr (G::kNorms)
+            if (normed) square_step<T, G, BN, WM * WN>(square, x_at, warp, lane);
         if constexpr (TOTALS) {
             if (tile0 + t + 1 == part_end && a.splits > 1 && a.cluster == 1) {
                 if constexpr (kWarpgroups) {
@@ -350,7 +352,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
                             acc[i][j][e] = 0;
                         }
                 ++part;
-                part_end = part * k_tiles / a.splits;
+                part_end = part * k_tiles >> a.splits_log2;
             }
         }
         stage = stage + 1 == ST ? 0 : stage + 1;
@@ -377,20 +379,27 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
                 if constexpr (TOTALS) v = from_total ? total[i][j][e] : v;
                 sums[m_at * G::kPartStride + n_at] = v;
             }
+    if constexpr (G::kNorms)
+        if (normed && (lane & 3) == lane >> 3)
+#pragma unroll
+            for (int i = 0; i < G::kSquareGroups; ++i) {
+                const uint32_t group = warp + static_cast<uint32_t>(i * WM * WN);
+                if (group < BN / 8) squares[group * 8 + (lane >> 2)] = (lane & 4) != 0 ? square[i][1] : square[i][0];
+            }
     if (a.cluster > 1)
         cluster_sync();
     else
         __syncthreads();
 
     for (uint32_t item = item0; item < items; item += a.cluster * G::kThreads) {
-        const uint32_t row = item / groups;
-        const uint32_t group = item % groups;
+        const uint32_t row = item >> groups_log2;
+        const uint32_t group = item & group_mask;
         const uint32_t column = column0 + group * 8;
         if (column >= a.columns) continue;
         const uint32_t at = row * G::kPartStride + group * (gated ? 16 : 8);
         float y[8];
         float up[8] = {};
-        float square = 0;
+        float sum = 0;
         if (a.cluster == 1) {
             const float4* from = reinterpret_cast<const float4*>(sums + at);
             const float4 lo = from[0];
@@ -402,29 +411,43 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
                 up[0] = ulo.x, up[1] = ulo.y, up[2] = ulo.z, up[3] = ulo.w;
                 up[4] = uhi.x, up[5] = uhi.y, up[6] = uhi.z, up[7] = uhi.w;
             }
-            if constexpr (NORM) square = squares[row];
+            if (normed) sum = squares[row];
         } else {
+            // Four blocks' sums at once, added in order.
 #pragma unroll
             for (float& v : y) v = 0;
-            for (uint32_t r = 0; r < a.cluster; ++r) {
-                const uint32_t from = cluster_address(ring_at + at * 4, r);
-                const float4 lo = cluster_load4(from);
-                const float4 hi = cluster_load4(from + 16);
-                const float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+            for (uint32_t first = 0; first < a.cluster; first += 4) {
+                float4 v[4][4] = {};
+                float squared[4] = {};
 #pragma unroll
-                for (int i = 0; i < 8; ++i) y[i] = r == 0 ? v[i] : y[i] + v[i];
-                if (gated) {
-                    const float4 ulo = cluster_load4(from + 32);
-                    const float4 uhi = cluster_load4(from + 48);
-                    const float u[8] = {ulo.x, ulo.y, ulo.z, ulo.w, uhi.x, uhi.y, uhi.z, uhi.w};
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) up[i] = r == 0 ? u[i] : up[i] + u[i];
+                for (uint32_t r = 0; r < 4; ++r) {
+                    if (first + r >= a.cluster) break;
+                    const uint32_t from = cluster_address(ring_at + at * 4, first + r);
+                    v[r][0] = cluster_load4(from);
+                    v[r][1] = cluster_load4(from + 16);
+                    if (gated) {
+                        v[r][2] = cluster_load4(from + 32);
+                        v[r][3] = cluster_load4(from + 48);
+                    }
+                    if (normed) squared[r] = cluster_load(cluster_address(shared_address(squares + row), first + r));
                 }
-                if constexpr (NORM) square += cluster_load(cluster_address(shared_address(squares + row), r));
+#pragma unroll
+                for (uint32_t r = 0; r < 4; ++r) {
+                    if (first + r >= a.cluster) break;
+                    const bool begins = first + r == 0;
+                    const float values[16] = {v[r][0].x, v[r][0].y, v[r][0].z, v[r][0].w, v[r][1].x, v[r][1].y, v[r][1].z, v[r][1].w,
+                                              v[r][2].x, v[r][2].y, v[r][2].z, v[r][2].w, v[r][3].x, v[r][3].y, v[r][3].z, v[r][3].w};
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        y[i] = begins ? values[i] : y[i] + values[i];
+                        up[i] = begins ? values[8 + i] : up[i] + values[8 + i];
+                    }
+                    sum += squared[r];
+                }
             }
         }
-        if constexpr (NORM) {
-            const float scale = rsqrtf(square / static_cast<float>(a.k) + a.eps);
+        if (normed) {
+            const float scale = rsqrtf(sum / static_cast<float>(a.k) + a.eps);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] *= scale, up[i] *= scale;
         }

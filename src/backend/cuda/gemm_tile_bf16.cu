@@ -2,6 +2,6 @@
 
 namespace baton::backend::cuda::gemm {
 
-std::array<TileEntry, kTileShapes> tile_table_bf16() { return tile_table<__nv_bfloat16, true>(); }
+std::array<TileEntry, kTileShapes> tile_table_bf16() { return tile_table<__nv_bfloat16>(); }
 
 }  // namespace baton::backend::cuda::gemm

@@ -2,6 +2,6 @@
 
 namespace baton::backend::cuda::gemm {
 
-std::array<TileEntry, kTileShapes> tile_table_f16() { return tile_table<__half, false>(); }
+std::array<TileEntry, kTileShapes> tile_table_f16() { return tile_table<__half>(); }
 
 }  // namespace baton::backend::cuda::gemm

@@ -159,7 +159,7 @@ void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) co
         const TileShape& shape = shapes[v];
         const uint32_t m_tiles = ceil_div(product.m, shape.cols);
         if (shape.cols > 8 && shape.cols >= 2 * product.m) continue;  // a narrower one does
-        if (m_tiles > 1 && shape.cols < 64) continue;
+        if (m_tiles > (shape.cols < 64 ? 1u : 4u) && (shape.cols < 128 && !(shape.cols == 32 && m_tiles == 2))) continue;
         const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
         for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
             if (fixed && splits != fixed_splits) continue;
@@ -184,7 +184,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
     if (!options_.deterministic) {
         if (m <= 16) add_direct(product, found);
         if (m <= 4) add_gemv(product, found);
-        for (const LtAlgo& algo : lt_->heuristics(product, 8)) {
+        for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? 3 : 8)) {
             Choice choice;
             choice.algo = algo;
             found.push_back(choice);

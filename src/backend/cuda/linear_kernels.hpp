@@ -79,7 +79,7 @@ struct TileConfig {
     uint8_t variant = 0;
     uint8_t splits = 1;      ///< 1, 2, 4 or 8
     bool cluster = false;    ///< sm_90
-    bool norm_fused = false; ///< x · norm rounded to the element type, the scale applied to the sums
+    bool norm_fused = false; ///< weight · norm rounded to the element type, the scale applied to the sums
 };
 /// What a device allows the tile kernels.
 struct TileLimits {
@@ -89,7 +89,7 @@ struct TileLimits {
 /// Sets the kernels' shared memory limits once; reads the current device.
 cudaError_t tile_prepare(TileLimits& limits);
 [[nodiscard]] bool tile_takes(const Product& product, TileConfig config, const TileLimits& limits);
-/// mma.sync with the weights as the left operand; any m. With norm_fused only as TileShape says; a matrix with a norm and
+/// wgmma or mma.sync with the weights as the left operand; any m. With norm_fused only as TileShape says; a matrix with a norm and
 /// norm_fused false expects x normalised already.
 cudaError_t tile(const Launch& launch, const Product& product, TileConfig config);
 

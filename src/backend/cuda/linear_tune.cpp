@@ -10,9 +10,9 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr size_t kColdBytes = size_t{160} << 20;  // more than an L2 holds
-constexpr uint32_t kCopiesMax = 32;
+constexpr uint32_t kCopiesMax = 24;
 constexpr size_t kBenchMax = size_t{1} << 30;     // bytes of x or of results
-constexpr double kChainUs = 150;                  // a measurement's chain should take about this
+constexpr double kChainUs = 100;                  // a measurement's chain should take about this
 constexpr float kHopeless = 1.5f;                 // no second look at a candidate this much slower than the best
 
 }  // namespace
