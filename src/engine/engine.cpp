@@ -48,7 +48,8 @@ class EngineImpl final : public Engine {
           executor_(std::move(executor)),
           pool_(pool),
           callbacks_(std::move(callbacks)),
-          core_(options_.core) {
+          core_(options_.core),
+          checksums_(executor_->on_device() && options_.verify_handoff && options_.core.role == Role::kPrefill && callbacks_.checksums) {
         thread_ = std::thread([this] { loop(); });
     }
     ~EngineImpl() override { EngineImpl::stop(); }
@@ -163,6 +164,7 @@ class EngineImpl final : public Engine {
             return give_up(done.error());
         }
         steps_.pop_front();
+        if (checksums_) add_checksums(step.plan);
         const TimeMs now = steady_now();
         core_.on_step_done(now, step.plan, sampled_);
         publish();
@@ -176,6 +178,15 @@ class EngineImpl final : public Engine {
                                    {"host_us", host_.total_us() - std::exchange(host_us_logged_, host_.total_us())}});
         spare_ = std::move(step.plan);
         report(now);
+    }
+
+    /// Verify mode on a device: the bytes of the blocks of what was prefilled, for its Commit.
+    void add_checksums(const pd::StepPlan& plan) {
+        for (pd::Sampled& s : sampled_) {
+            auto sums = callbacks_.checksums(plan.items[s.item].blocks);
+            if (sums) s.block_checksums = std::move(*sums);
+            else log::warn("engine.no_checksums", {{"reason", sums.error().message}});
+        }
     }
 
     /// Runs a part of a step; on the CPU that is compute and not the host's own work.
@@ -233,7 +244,8 @@ class EngineImpl final : public Engine {
 
     void report(TimeMs now) {
         if (now - last_report_ < options_.stats_every_ms) return;
-        const wire::ReplicaStats stats = core_.stats();
+        wire::ReplicaStats stats = core_.stats();
+        stats.host_us = host_.total_us();
         if (same(stats, reported_) && now - last_report_ < 1'000) return;
         last_report_ = now;
         reported_ = stats;
@@ -245,6 +257,7 @@ class EngineImpl final : public Engine {
     xavier::SharedPool& pool_;
     const Callbacks callbacks_;
     pd::ReplicaCore core_;
+    const bool checksums_;     ///< of blocks go into a Commit, and are asked for
     std::deque<Step> steps_;   ///< submitted, oldest first
     pd::StepPlan spare_;       ///< a done plan, for its memory
     std::vector<pd::Sampled> sampled_;

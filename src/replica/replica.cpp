@@ -11,7 +11,9 @@
 #include <cstdlib>
 #include <thread>
 
+#include "baton/backend/cuda.hpp"
 #include "baton/base/log.hpp"
+#include "baton/config/settings.hpp"
 #include "baton/model/model.hpp"
 #include "peer_links.hpp"
 #include "shared_weights.hpp"
@@ -56,8 +58,25 @@ class Replica {
         const int64_t begin = steady_now_us();
         BATON_TRY_ASSIGN(const model::ModelInfo info, model::inspect_model(settings_.model_path));
         BATON_TRY_ASSIGN(const backend::Plan plan, model::load_plan(settings_.model_path));
+        identity_ = info.identity;
         const uint32_t model_len = settings_.max_model_len == 0 ? info.context_length
                                                                 : std::min(settings_.max_model_len, info.context_length);
+        BATON_TRY(config::gpu_of(settings_) ? load_on_gpu(plan, model_len) : load_on_cpu(plan, model_len));
+        BATON_TRY(start_links());
+        start_transfer();
+        BATON_TRY(plant_faults());
+        start_engine(model_len);
+        log::info("replica.loaded", {{"model", info.architecture},
+                                     {"engine", engine_name_},
+                                     {"blocks", pool_->layout().blocks},
+                                     {"kv_bytes", pool_->layout().pool_bytes()},
+                                     {"weight_bytes", info.weight_bytes},
+                                     {"ms", (steady_now_us() - begin) / 1000}});
+        return {};
+    }
+
+    /// Pool in shared host memory, backend on the CPU.
+    Expected<void> load_on_cpu(const backend::Plan& plan, uint32_t model_len) {
         backend::CpuOptions cpu;
         cpu.threads = settings_.threads;
         cpu.block_tokens = settings_.block_tokens;
@@ -71,17 +90,47 @@ class Replica {
         cpu.blocks = block_count(unit.block_bytes(), model_len);
         BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, cpu));
         BATON_TRY_ASSIGN(pool_, xavier::SharedPool::create(layout, kProgressSlots));
-        cpu.model = info.identity;
-        BATON_TRY_ASSIGN(auto backend, make_cpu_backend(plan, cpu));
-        engine_name_ = backend->describe();
+        cpu.model = identity_;
+        BATON_TRY_ASSIGN(cpu_, make_cpu_backend(plan, cpu));
+        engine_name_ = cpu_->describe();
+        memory_bytes_ = layout.pool_bytes();
+        return {};
+    }
 
+    /// Weights, pool and backend on a GPU; host memory holds the words that peers watch.
+    Expected<void> load_on_gpu(const backend::Plan& plan, uint32_t model_len) {
+        backend::CudaOptions cuda;
+        cuda.device = *config::gpu_of(settings_);
+        cuda.fp16 = settings_.dtype == "f16";
+        cuda.block_tokens = settings_.block_tokens;
+        cuda.memory_bytes = settings_.gpu_memory_bytes;
+        cuda.max_batch_tokens = settings_.max_num_batched_tokens;
+        cuda.max_batch_slices = settings_.max_num_seqs;
+        cuda.max_model_len = model_len;
+        cuda.deterministic = settings_.deterministic;
+        cuda.kv_first = settings_.kv_layout == "kv";
+        cuda.cache_folder = config::default_cache_dir() + "/cuda";
+        if (settings_.kv_cache_bytes != 0) cuda.blocks = block_count(gpu_block_bytes(plan.shape), model_len);
+        BATON_TRY_ASSIGN(gpu_, backend::make_cuda_backend(plan, cuda));
+        engine_name_ = gpu_->describe();
+        memory_bytes_ = gpu_->memory_bytes();
+        BATON_TRY_ASSIGN(pool_, xavier::SharedPool::create_words(gpu_->kv_layout(), kProgressSlots));
+        return gpu_->share_words(pool_->words());
+    }
+
+    /// Bytes of a KV block on a GPU, whose elements have two.
+    [[nodiscard]] size_t gpu_block_bytes(const backend::ModelShape& shape) const {
+        return size_t{2} * 2 * shape.layers * shape.kv_heads * shape.head_dim * settings_.block_tokens;
+    }
+
+    void start_engine(uint32_t model_len) {
         pd::CoreConfig core;
         core.self = settings_.replica;
         core.epoch = settings_.epoch;
         core.role = settings_.role;
-        core.model_identity = info.identity;
+        core.model_identity = identity_;
         core.block_tokens = settings_.block_tokens;
-        core.blocks = cpu.blocks;
+        core.blocks = pool_->layout().blocks;
         core.max_model_len = model_len;
         core.max_running = settings_.max_num_seqs;
         core.step_tokens = settings_.max_num_batched_tokens;
@@ -89,31 +138,36 @@ class Replica {
         core.prefix_cache = settings_.prefix_cache;
         core.snapshots = settings_.snapshots && !settings_.worker_unix.empty();
         core.snapshot_read_always = settings_.snapshot_read_always;
-        identity_ = info.identity;
+        const engine::Engine::Options options{core, settings_.verify_handoff, 100};
+        engine::Engine::Callbacks callbacks;
+        callbacks.act = [this](pd::Action a) { act(std::move(a)); };
+        callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
+        callbacks.failed = [this](const Error& e) { device_failed(e); };
+        callbacks.checksums = [this](std::span<const BlockId> blocks) { return transfer_->checksums(blocks); };
+        engine_ = gpu_ ? engine::Engine::start(options, std::move(gpu_), *pool_, std::move(callbacks))
+                       : engine::Engine::start(options, std::move(cpu_), *pool_, std::move(callbacks));
+    }
 
-        BATON_TRY(start_links());
-        transfer_ = xavier::TransferThread::start(
-            *pool_, {[this](pd::PullResult r) {
-                         engine_->post([r = std::move(r)](pd::ReplicaCore& c, TimeMs now) { c.on_pull_done(now, r); });
-                     },
-                     [this](uint64_t pull, bool equal) {
-                         engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_pull_verified(now, pull, equal); });
-                     },
-                     [this](uint64_t copy, bool ok) {
-                         engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_store_copied(now, copy, ok); });
-                     },
-                     [this] { engine_->expect_work(); }});
-        BATON_TRY(plant_faults());
-        engine_ = engine::Engine::start({core, settings_.verify_handoff, 100}, std::move(backend), *pool_,
-                                        {[this](pd::Action a) { act(std::move(a)); },
-                                         [this](const wire::ReplicaStats& s) { to_supervisor(s); }});
-        log::info("replica.loaded", {{"model", info.architecture},
-                                     {"engine", engine_name_},
-                                     {"blocks", layout.blocks},
-                                     {"kv_bytes", layout.pool_bytes()},
-                                     {"weight_bytes", info.weight_bytes},
-                                     {"ms", (steady_now_us() - begin) / 1000}});
-        return {};
+    void start_transfer() {
+        xavier::TransferThread::Callbacks callbacks;
+        callbacks.pull_done = [this](pd::PullResult r) {
+            engine_->post([r = std::move(r)](pd::ReplicaCore& c, TimeMs now) { c.on_pull_done(now, r); });
+        };
+        callbacks.pull_verified = [this](uint64_t pull, bool equal) {
+            engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_pull_verified(now, pull, equal); });
+        };
+        callbacks.store_copied = [this](uint64_t copy, bool ok) {
+            engine_->post([=](pd::ReplicaCore& c, TimeMs now) { c.on_store_copied(now, copy, ok); });
+        };
+        callbacks.pull_near = [this] { engine_->expect_work(); };
+        transfer_ = gpu_ ? xavier::TransferThread::start(*pool_, gpu_->pool(), std::move(callbacks))
+                         : xavier::TransferThread::start(*pool_, std::move(callbacks));
+    }
+
+    /// Engine thread. The sequences here have failed; a new process gets the GPU.
+    void device_failed(const Error& error) {
+        log::error("replica.device_failed", {{"reason", error.message}});
+        boost::asio::post(io_, [this] { stop(1); });
     }
 
     /// The backend on weights that the replicas of this host share, or, where there are none, on weights of its own.
@@ -172,23 +226,18 @@ class Replica {
             [this](wire::LinkState s) {
                 last_links_ = s;
                 to_supervisor(std::move(s));
-            }});
+            },
+            gpu_ ? &gpu_->pool() : nullptr});
         BATON_TRY_ASSIGN(endpoint_, links_->listen());
         return {};
     }
 
-    /// Fault hooks for tests: "corrupt", "fail_pulls", "pull_delay_ms=N" or "fill_delay_ms=N" (before a weight image is
-    /// packed, see fill_weights). The supervisor passes them on only where
-    /// the daemon allows them.
+    /// Fault hooks for tests (docs/XAVIER.md). The supervisor passes them on only where the daemon allows them.
     Expected<void> plant_faults() {
-        if (settings_.fault.empty() || settings_.fault.rfind(kFillDelay, 0) == 0) return {};
-        xavier::TransferThread::Faults faults;
-        if (settings_.fault == "corrupt") faults.corrupt_one_byte = true;
-        else if (settings_.fault == "fail_pulls") faults.fail_pulls = true;
-        else if (settings_.fault.rfind("pull_delay_ms=", 0) == 0) faults.delay_ms = std::atoll(settings_.fault.c_str() + 14);
-        else return fail(ErrorCode::kInvalidArgument, "unknown fault '" + settings_.fault + "'", "fault");
+        if (settings_.fault.empty() || settings_.fault.rfind(kFillDelay, 0) == 0) return {};  // see fill_weights
+        BATON_TRY_ASSIGN(xavier::TransferThread::Faults faults, xavier::parse_faults(settings_.fault));
         log::warn("replica.fault_planted", {{"fault", settings_.fault}});
-        transfer_->plant(faults);
+        transfer_->plant(std::move(faults));
         return {};
     }
 
@@ -247,7 +296,7 @@ class Replica {
         ready.tcp_address = endpoint_.tcp_address;
         ready.layout = xavier::to_wire(pool_->layout());
         ready.engine = engine_name_;
-        ready.memory_bytes = pool_->layout().pool_bytes();
+        ready.memory_bytes = memory_bytes_;
         ready.pid = static_cast<uint32_t>(::getpid());
         supervisor_->send(ready);
         announced_ = true;
@@ -349,11 +398,14 @@ class Replica {
     std::string host_id_;
     Digest identity_{};
     std::string engine_name_;
+    uint64_t memory_bytes_ = 0;
     boost::asio::io_context io_{1};
     boost::asio::signal_set signals_;
     boost::asio::steady_timer retry_{io_};
     std::unique_ptr<SharedWeights> weights_;
     std::unique_ptr<xavier::SharedPool> pool_;
+    std::unique_ptr<backend::Backend> cpu_;        ///< one of these until the engine has it
+    std::unique_ptr<backend::DeviceBackend> gpu_;
     std::unique_ptr<PeerLinks> links_;
     net::Endpoint endpoint_;
     std::unique_ptr<engine::Engine> engine_;

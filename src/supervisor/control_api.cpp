@@ -27,6 +27,14 @@ const char* slot_status(const Deployment& d, const Slot& s) {
     return "ERROR";
 }
 
+/// GPU numbers as texts; null on the CPU.
+Json accelerators(const Slot& s) {
+    if (s.placement.gpu_idx.empty()) return nullptr;
+    Json out = Json::array();
+    for (const int64_t g : s.placement.gpu_idx) out.push_back(std::to_string(g));
+    return out;
+}
+
 Json description(const Deployment& d) {
     const model::ModelInfo& m = d.model();
     const config::LaunchRequest& r = d.request();
@@ -35,7 +43,7 @@ Json description(const Deployment& d) {
     Json size = r.size_in_billions.empty() ? Json(nullptr) : Json(r.size_in_billions);
     return {{"model_type", "LLM"},
             {"address", d.slots().empty() ? "" : d.slots().front().placement.worker_ip},
-            {"accelerators", nullptr},
+            {"accelerators", d.slots().empty() ? Json(nullptr) : accelerators(d.slots().front())},
             {"model_name", r.model_name},
             {"model_lang", Json::array({"en"})},
             {"model_ability", ability},
@@ -65,12 +73,12 @@ Json replica_row(const Deployment& d, const Slot& s) {
             {"replica_model_uid", d.uid() + "-rep" + index},
             {"worker_address", s.placement.worker_ip},
             {"model_address", nullptr},
-            {"accelerators", nullptr},
+            {"accelerators", accelerators(s)},
             {"status", slot_status(d, s)},
             {"created_ts", s.created_unix},
             {"error_message", s.error.empty() ? Json(nullptr) : Json(s.error)},
             {"replica_uid", s.placement.replica_uid},
-            {"gpu_idx", nullptr},
+            {"gpu_idx", s.placement.gpu_idx.empty() ? Json(nullptr) : Json(s.placement.gpu_idx)},
             {"role", to_string(s.placement.role)},
             {"pid", s.pid == 0 ? Json(nullptr) : Json(s.pid)},
             {"running", s.stats.running},
@@ -276,6 +284,8 @@ void ControlApi::status(const Exchange& exchange) {
                                 {"memory_used", s.memory_used},
                                 {"memory_available", s.memory_total - std::min(s.memory_used, s.memory_total)},
                                 {"memory_total", s.memory_total}}}}}};
+        for (const wire::Gpu& gpu : w.ready.gpus)
+            workers[address]["status"]["gpu-" + std::to_string(gpu.index)] = {{"name", gpu.name}, {"mem_total", gpu.memory_bytes}};
     }
     answer(*exchange, {{"uptime", std::time(nullptr) - started_unix_}, {"workers", workers}});
 }

@@ -15,6 +15,10 @@ constexpr int64_t kLaunchTimeoutMs = 600'000;
 constexpr uint32_t kStopGraceMs = 3'000;
 constexpr size_t kEventsMax = 100;
 constexpr int64_t kProbeTimeoutMs = 60'000;
+// Defaults of replicas on a GPU; those of the CPU are config::ReplicaSettings'.
+constexpr uint32_t kGpuBlockTokens = 64;
+constexpr uint32_t kGpuSequences = 256;
+constexpr uint32_t kGpuStepTokens = 2048;
 
 pd::RouterStats without(pd::RouterStats now, const pd::RouterStats& base) {
     const auto subtract = [](auto& list, const auto& from) {
@@ -115,6 +119,7 @@ std::vector<std::string> Deployment::replica_args(const Slot& s) const {
     else r.supervisor_tcp = services_.settings.link_address;
     r.threads = request_.threads;
     r.kv_cache_bytes = request_.kv_cache_bytes;
+    if (!s.placement.gpu_idx.empty()) use_gpu(s, r);
     if (request_.block_size != 0) r.block_tokens = request_.block_size;
     r.max_model_len = context_length_;
     if (request_.max_num_seqs != 0) r.max_num_seqs = request_.max_num_seqs;
@@ -130,6 +135,21 @@ std::vector<std::string> Deployment::replica_args(const Slot& s) const {
     r.log_format = services_.settings.log_format;
     if (services_.settings.allow_fault_hooks) r.fault = request_.fault;
     return config::to_args(r);
+}
+
+/// What a replica on a GPU gets other than one on the CPU. The replicas of this launch on one card share what the launch
+/// may take of it.
+void Deployment::use_gpu(const Slot& s, config::ReplicaSettings& r) const {
+    const auto sharing = std::count_if(slots_.begin(), slots_.end(), [&](const Slot& other) {
+        return other.placement.worker_ip == s.placement.worker_ip && other.placement.gpu_idx == s.placement.gpu_idx;
+    });
+    r.device = "cuda:" + std::to_string(s.placement.gpu_idx.front());
+    r.gpu_memory_ppm = static_cast<uint32_t>(request_.gpu_memory_utilization * 1e6 / static_cast<double>(sharing));
+    if (request_.dtype == "f16") r.dtype = "f16";
+    r.deterministic = request_.deterministic;
+    r.block_tokens = kGpuBlockTokens;
+    r.max_num_seqs = kGpuSequences;
+    r.max_num_batched_tokens = kGpuStepTokens;
 }
 
 void Deployment::spawn(Slot& s) {

@@ -11,6 +11,7 @@
 
 #include "baton/base/clock.hpp"
 #include "baton/config/launch.hpp"
+#include "baton/config/replica_settings.hpp"
 #include "baton/config/settings.hpp"
 #include "baton/model/model.hpp"
 #include "baton/net/connection.hpp"
@@ -116,6 +117,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void spawn(Slot& slot);
     void respawn_later(Slot& slot);
     [[nodiscard]] std::vector<std::string> replica_args(const Slot& slot) const;
+    void use_gpu(const Slot& s, config::ReplicaSettings& settings) const;
     void on_replica_message(ReplicaId id, Epoch epoch, const wire::Message& message);
     void on_ready(Slot& slot, const wire::ReplicaReady& ready);
     void on_links(Slot& slot, const wire::LinkState& state);

@@ -60,16 +60,29 @@ Expected<void> Deployments::check_sizes(const config::LaunchRequest& request) co
         return fail(ErrorCode::kInvalidArgument, "max_model_len must be at least " + std::to_string(kModelLenMin) + ", got " + std::to_string(request.max_model_len), "max_model_len");
     for (const config::ReplicaPlacement& p : request.placements) {
         const Workers::Worker* w = services_.workers.find(p.worker_ip);
-        if (w != nullptr && request.kv_cache_bytes > w->ready.memory_bytes)
+        if (w != nullptr && p.gpu_idx.empty() && request.kv_cache_bytes > w->ready.memory_bytes)
             return fail(ErrorCode::kInvalidArgument, "kv_cache_bytes " + std::to_string(request.kv_cache_bytes) + " is beyond the memory of worker " + p.worker_ip + ", " + std::to_string(w->ready.memory_bytes) + " bytes", "kv_cache_bytes");
     }
     return {};
 }
 
+/// The workers with what the deployments here have placed on their GPUs.
+std::vector<config::WorkerView> Deployments::worker_views() const {
+    std::vector<config::WorkerView> views = services_.workers.views();
+    for (const auto& [uid, d] : all_) {
+        if (d->state() == DeploymentState::kError || d->state() == DeploymentState::kTerminated) continue;
+        for (const Slot& s : d->slots())
+            for (config::WorkerView& w : views)
+                if (w.address == s.placement.worker_ip)
+                    for (const int64_t g : s.placement.gpu_idx) ++w.on_gpu[g];
+    }
+    return views;
+}
+
 void Deployments::launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done) {
     if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
     std::vector<std::string> warnings;
-    auto resolved = config::resolve_launch(std::move(request), services_.workers.views(), services_.settings.local_worker && services_.settings.link_address.empty(), warnings);
+    auto resolved = config::resolve_launch(std::move(request), worker_views(), services_.settings.local_worker && services_.settings.link_address.empty(), warnings);
     if (!resolved) return done(fail(resolved.error()));
     for (const std::string& w : warnings) log::warn("launch.placement", {{"warning", w}});
     if (resolved->model_path.empty())

@@ -55,6 +55,7 @@ class Deployments {
 
   private:
     void launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done);
+    [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
     [[nodiscard]] std::string state_path() const;

@@ -61,6 +61,8 @@ void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     for (const auto& [state, n] : blocks)
         x.add("baton_kv_blocks", "gauge", "KV blocks of a replica by state.", {{"model_uid", d.uid()}, {"replica", replica}, {"state", state}}, n);
     x.add("baton_replica_running", "gauge", "Sequences being computed.", who, s.stats.running);
+    x.add("baton_engine_steps_total", "counter", "Steps the replica's engine has run since its process started.", who, static_cast<double>(s.stats.steps));
+    x.add("baton_engine_host_us_total", "counter", "Microseconds of the engine thread beside waiting and computing.", who, static_cast<double>(s.stats.host_us));
     x.add("baton_replica_waiting", "gauge", "Sequences waiting at the replica.", who, s.stats.waiting);
 }
 

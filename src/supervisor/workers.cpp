@@ -68,7 +68,8 @@ std::vector<config::WorkerView> Workers::views() const {
         config::WorkerView view;
         view.address = address;
         view.local = w.local;
-        // This version computes on the CPU only: a worker's GPUs are listed to people, but nothing can be placed on them.
+        for (const wire::Gpu& gpu : w.ready.gpus) view.gpus.push_back(gpu.index);
+        view.gpu_error = w.ready.gpu_error;
         out.push_back(std::move(view));
     }
     return out;

@@ -15,6 +15,7 @@
 
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
+#include "baton/config/replica_settings.hpp"
 
 namespace baton::worker {
 namespace {
@@ -84,6 +85,8 @@ Expected<void> Agent::start() {
                                         return replicas_.contains(Key{uid, t.replica.value, t.epoch.value});
                                     }});
     BATON_TRY(store_->listen());
+    // Before the first link: a slow driver would make it look dead.
+    gpus_ = options_.list_gpus ? options_.list_gpus() : list_gpus();
     lost_at_ = steady_now();
     connect();
     return {};
@@ -146,7 +149,8 @@ void Agent::announce() {
     ready.host_id = host_id_;
     ready.cpu_count = cpu_count();
     ready.memory_bytes = read_memory().total;
-    ready.gpus = list_gpus();
+    ready.gpus = gpus_.gpus;
+    ready.gpu_error = gpus_.error;
     ready.pid = static_cast<uint32_t>(::getpid());
     link_->send(ready);
     for (const auto& [key, r] : replicas_)
@@ -235,8 +239,20 @@ void Agent::add_host_args(std::vector<std::string>& argv, const wire::ReplicaTar
     add("--worker-socket", s.run_dir + "/worker.sock");
     add("--listen-socket", s.run_dir + "/r" + std::to_string(target.epoch.value) + ".sock");
     add("--host-id", host_id_);
+    const uint64_t gpu_bytes = gpu_memory_bytes(argv);
+    if (gpu_bytes > 0) add("--gpu-memory-bytes", std::to_string(gpu_bytes));
     // Peers of other hosts exist only where the supervisor is reached over the network too.
     if (s.supervisor_unix.empty()) add("--listen-ip", address_.substr(0, address_.rfind(':')));
+}
+
+/// What a replica may take of its GPU's memory: its share of the whole card. 0 where it runs on the CPU.
+uint64_t Agent::gpu_memory_bytes(const std::vector<std::string>& argv) const {
+    const auto skipped = static_cast<std::ptrdiff_t>(options_.argv_prefix.size());
+    const auto settings = config::parse_replica_args({argv.begin() + skipped, argv.end()});
+    if (!settings || settings->gpu_memory_ppm == 0) return 0;
+    for (const wire::Gpu& gpu : gpus_.gpus)
+        if (gpu.index == config::gpu_of(*settings)) return gpu.memory_bytes / 1'000'000 * settings->gpu_memory_ppm;
+    return 0;
 }
 
 void Agent::kill_after(Replica& replica, int64_t grace_ms) {

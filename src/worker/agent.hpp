@@ -3,6 +3,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "baton/config/settings.hpp"
 #include "baton/net/connection.hpp"
 #include "worker/child.hpp"
+#include "worker/gpu_list.hpp"
 #include "worker/host_facts.hpp"
 #include "worker/snapshot_store.hpp"
 
@@ -27,6 +29,7 @@ struct AgentOptions {
     int64_t orphan_grace_ms = 1'000;                                 ///< the same when its parent is gone
     int64_t connect_patience_ms = 10'000;                            ///< of a child of `serve` for its first link
     int64_t stats_ms = 1'000;
+    std::function<GpuList()> list_gpus;                              ///< null: list_gpus() (tests put others)
 };
 
 /// A worker's life: keeps the link to the supervisor, spawns and ends replicas as told, reports what became of them, and
@@ -72,6 +75,7 @@ class Agent {
     void report(wire::ReplicaExited exited);
     void forget_model_if_gone(const std::string& model_uid);
     void add_host_args(std::vector<std::string>& argv, const wire::ReplicaTarget& target) const;
+    [[nodiscard]] uint64_t gpu_memory_bytes(const std::vector<std::string>& argv) const;
     void kill_after(Replica& replica, int64_t grace_ms);
     void finish_if_done();
     void send_stats();
@@ -80,6 +84,7 @@ class Agent {
     AgentOptions options_;
     std::string address_;
     std::string host_id_;
+    GpuList gpus_;  // as they were when the worker started
     UniqueFd port_holder_;  // bound, never listening: keeps the address ours on this host
     std::unique_ptr<SnapshotStore> store_;
     std::shared_ptr<net::Connection> link_;

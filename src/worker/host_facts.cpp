@@ -3,8 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -31,17 +29,6 @@ uint64_t meminfo_kib(std::string_view key) {
     return 0;
 }
 
-/// "Model:   NVIDIA H200" → "NVIDIA H200" for key "Model:".
-std::string information(const std::filesystem::path& file, std::string_view key) {
-    std::ifstream in(file);
-    for (std::string line; std::getline(in, line);) {
-        if (!line.starts_with(key)) continue;
-        const size_t start = line.find_first_not_of(" \t", key.size());
-        return start == std::string::npos ? std::string() : line.substr(start);
-    }
-    return {};
-}
-
 }  // namespace
 
 uint32_t cpu_count() {
@@ -63,24 +50,6 @@ Memory read_memory() {
         m.used = std::min(limit, read_number("/sys/fs/cgroup/memory.current", m.used));
     }
     return m;
-}
-
-std::vector<wire::Gpu> list_gpus(const std::string& folder) {
-    std::error_code error;
-    std::vector<wire::Gpu> gpus;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-        const auto file = entry.path() / "information";
-        const std::string minor = information(file, "Device Minor:");
-        wire::Gpu gpu;
-        gpu.index = std::numeric_limits<uint32_t>::max();
-        std::from_chars(minor.data(), minor.data() + minor.size(), gpu.index);
-        gpu.name = information(file, "Model:");
-        gpus.push_back(std::move(gpu));
-    }
-    std::sort(gpus.begin(), gpus.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
-    // CUDA counts the visible devices from 0; a container may see minors 4 and 5 only.
-    for (uint32_t i = 0; i < gpus.size(); ++i) gpus[i].index = i;
-    return gpus;
 }
 
 double CpuMeter::sample() {

@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "baton/wire/messages.hpp"
-
 /// What a worker tells about its host, read from /proc and /sys.
 namespace baton::worker {
 
@@ -17,10 +15,6 @@ struct Memory {
     uint64_t used = 0;
 };
 [[nodiscard]] Memory read_memory();
-
-/// GPUs the NVIDIA driver lists under `folder`, by device minor number; empty where there is no driver. The driver is not
-/// called, so their memory stays 0.
-[[nodiscard]] std::vector<wire::Gpu> list_gpus(const std::string& folder = "/proc/driver/nvidia/gpus");
 
 /// Share of processor time in use since the call before, 0…1.
 class CpuMeter {

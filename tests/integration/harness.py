@@ -60,12 +60,12 @@ def wait_for(condition, timeout, what, step=0.02):
 class Server:
     """One supervisor with its local worker."""
 
-    def __init__(self, state_dir=None, extra=(), command="serve", env=None):
+    def __init__(self, state_dir=None, extra=(), command="serve", env=None, binary=None):
         self._tmp = tempfile.TemporaryDirectory(prefix="baton-test-")
         self.state_dir = state_dir or self._tmp.name + "/state"
         self.log_path = Path(self._tmp.name) / "log"
         self.log_file = open(self.log_path, "ab")
-        self.args = [BINARY, command, "--port", "0", "--state-dir", self.state_dir, *extra]
+        self.args = [binary or BINARY, command, "--port", "0", "--state-dir", self.state_dir, *extra]
         self.process = subprocess.Popen(self.args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
                                         env={**os.environ, **(env or {})})
         try:

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "baton/backend/backend.hpp"
 #include "baton/pd/replica_core.hpp"
@@ -22,6 +24,8 @@ class Engine {
         std::function<void(const wire::ReplicaStats&)> stats;
         /// Engine thread, once: the device failed and all later steps fail at once; the process should end. May be null.
         std::function<void(const Error&)> failed{};
+        /// Engine thread, verify mode on a device: block_checksum() of each of these blocks. Null: none are put into a Commit.
+        std::function<Expected<std::vector<uint64_t>>(std::span<const BlockId>)> checksums{};
     };
     struct Options {
         pd::CoreConfig core;

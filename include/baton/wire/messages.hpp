@@ -231,8 +231,9 @@ struct ReplicaStats {
     uint32_t running = 0, waiting = 0, leases = 0;
     uint64_t steps = 0;
     uint64_t handoff_bytes = 0;
+    uint64_t host_us = 0;  ///< time of the engine thread beside waiting and, on the CPU, computing
     BATON_FIELDS(prefill_tokens, generated_tokens, blocks_free, blocks_used, blocks_cached, blocks_offered, running,
-                 waiting, leases, steps, handoff_bytes)
+                 waiting, leases, steps, handoff_bytes, host_us)
 };
 
 // ---- Xavier: prefill replica (P) ↔ decode replica (D) -------------------------------------------------------------
@@ -328,7 +329,8 @@ struct WorkerReady {
     uint64_t memory_bytes = 0;
     std::vector<Gpu> gpus;
     uint32_t pid = 0;
-    BATON_FIELDS(address, host_id, cpu_count, memory_bytes, gpus, pid)
+    std::string gpu_error;  ///< why there are no GPUs: no CUDA module, no driver, no GPU
+    BATON_FIELDS(address, host_id, cpu_count, memory_bytes, gpus, pid, gpu_error)
 };
 struct SpawnReplica {
     std::string model_uid;

@@ -307,7 +307,7 @@ TEST(ParseLaunch, EngineKeywordErrorsNameTheField) {
         {R"({"enable_xavier":1})", "enable_xavier must be a boolean, got an integer"},
         {R"({"kv_layout":"x"})", "kv_layout must be one of auto, block, kv, got 'x'"},
         {R"({"dtype":7})", "dtype must be one of"},
-        {R"({"mover":"nccl"})", "mover must be one of auto, shm, tcp, got 'nccl'"},
+        {R"({"mover":"rdma"})", "mover must be one of auto, cuda_ipc, nccl, shm, tcp, got 'rdma'"},
         {R"({"request_limits":"5"})", "request_limits must be an integer, got a string"},
         {R"({"model_path":5})", "model_path must be a string, got an integer"},
     };

@@ -356,22 +356,6 @@ TEST(Child, DiesWithItsParent) {
     ::close(report[1]);
 }
 
-TEST(HostFacts, GpusAreReadFromTheDriversFolder) {
-    char pattern[] = "/tmp/baton-gpus-XXXXXX";
-    const std::string dir = ::mkdtemp(pattern);
-    for (const auto& [name, minor] : {std::pair("0000:01:00.0", 5), std::pair("0000:02:00.0", 3)}) {
-        std::filesystem::create_directories(dir + "/" + name);
-        std::ofstream(dir + "/" + name + "/information") << "Model: \t\t NVIDIA H" << minor << "\nIRQ: 1\nDevice Minor: \t " << minor << "\n";
-    }
-    const auto gpus = list_gpus(dir);
-    ASSERT_EQ(gpus.size(), 2u);
-    EXPECT_EQ(gpus[0].index, 0u);
-    EXPECT_EQ(gpus[0].name, "NVIDIA H3");
-    EXPECT_EQ(gpus[1].name, "NVIDIA H5");
-    EXPECT_TRUE(list_gpus(dir + "/none").empty());
-    std::filesystem::remove_all(dir);
-}
-
 // ---- the snapshot store, through the agent --------------------------------------------------------------------------
 
 class StoreTest : public AgentTest {
