@@ -104,6 +104,8 @@ class Server:
         worker = self.http.get("/v1/workers").json()[0]["work-ip"]
         body = {"model_name": "smollm2-instruct", "model_uid": uid, "model_engine": "baton", "model_type": "LLM",
                 "model_path": MODEL, "replica": replica, "max_model_len": 2048, "kv_cache_bytes": 256 << 20, **keys}
+        if not {"n_gpu", "gpu_idx", "replica_config"} & keys.keys() and not rows:
+            body["n_gpu"] = None  # the CPU, also where there is a GPU
         if rows:
             body["replica_config"] = [{**r, "devices": [{"worker_ip": worker, "n_gpu": 0}]} for r in rows]
         r = self.http.post("/v1/models" + ("" if wait else "?wait_ready=False"), json=body)

@@ -69,25 +69,27 @@ def test_a_gpu_replica_gives_the_texts_of_the_cpu(cpu_texts):
         assert not alive(pid), "TERMINATED means that the process, and what it held of the GPU, is gone"
 
 
-def test_prefill_and_decode_on_gpus_give_the_texts_of_the_cpu(cpu_texts):
+@pytest.mark.parametrize("mover, keys", [("cuda_ipc", {"verify_handoff": True}), ("tcp", {"mover": "tcp"}),
+                                         ("cuda_ipc", {"snapshot_read_always": True, "enable_prefix_caching": False, "kv_layout": "kv"})])
+def test_prefill_and_decode_on_gpus_give_the_texts_of_the_cpu(cpu_texts, mover, keys):
     with server(gpus=2) as s:
         worker = s.http.get("/v1/workers").json()[0]["work-ip"]
         rows = [{"role": role, "devices": [{"worker_ip": worker, "gpu_idx": [i]}]} for i, role in enumerate(("prefill", "decode"))]
-        s.launch("2h", replica=2, replica_config=rows, verify_handoff=True, **GPU)
+        s.launch("2h", replica=2, replica_config=rows, **keys, **GPU)
         assert [r["gpu_idx"] for r in s.replicas()] == [[0], [1]]
-        assert s.lines("xavier.pair_up", mover="cuda_ipc")
+        assert s.lines("xavier.pair_up", mover=mover)
         assert without_cached(texts(s)) == without_cached(cpu_texts)
         s.settled("baton_fallbacks_total", 0)
-        assert s.metric("baton_handoffs_total", mover="cuda_ipc") > 0
+        assert s.metric("baton_handoffs_total", mover=mover) > 0
         assert s.metric("baton_prefill_tokens_total", role="decode") == 0
 
 
 def test_auto_takes_a_gpu_where_there_is_one_and_the_cpu_where_there_is_none():
     with server(gpus=1) as s:
-        s.launch("hybrid", **GPU)
+        s.launch("hybrid", n_gpu="auto", **GPU)
         assert s.replicas()[0]["gpu_idx"] == [0]
     with server(gpus=0) as s:
-        s.launch("hybrid", **GPU)
+        s.launch("hybrid", n_gpu="auto", **GPU)
         assert s.replicas()[0]["gpu_idx"] is None
         assert s.complete("The sun")["usage"]["completion_tokens"] > 0
 
