@@ -141,13 +141,14 @@ class Chain {
           logits_(must(DeviceBuffer::make(size_t{m} * weights.m.vocab * 4, "the bench"))) {}
 
     /// Milliseconds a step, back to back; infinity where a kernel refuses.
-    float time(const std::vector<Choice>& ways, bool pdl) {
+    /// `ahead`: 0 no prefetch; 1 the next product's weights; 2 those after the next; 3 qkv both, the others the next.
+    float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0) {
         cudaGraph_t graph = nullptr;
         check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
         cudaError_t status = cudaSuccess;
         for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
             for (int i = 0; i < 4 && status == cudaSuccess; ++i)
-                status = linear_.run_as({stream_, pdl}, weights_.matrix(i, l), i % 2 == 0 ? x_.data() : wide_.data(), m_,
+                status = linear_.run_as({stream_, pdl}, ahead_of(i, l, ahead), i % 2 == 0 ? x_.data() : wide_.data(), m_,
                                         i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
         if (status == cudaSuccess) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
         const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
@@ -170,6 +171,20 @@ class Chain {
     }
 
   private:
+    Matrix ahead_of(int i, uint32_t layer, int ahead) const {
+        Matrix matrix = weights_.matrix(i, layer);
+        if (ahead == 0) return matrix;
+        const int step = ahead == 2 ? 2 : 1;
+        if (i + step > 3 && layer + 1 >= weights_.m.layers) return matrix;
+        const Matrix next = i + step <= 3 ? weights_.matrix(i + step, layer) : weights_.matrix(i + step - 4, layer + 1);
+        matrix.ahead = next.w;
+        matrix.ahead_bytes = size_t{next.n} * next.k * 2;
+        if (ahead == 3 && i == 0) {
+            const Matrix after = weights_.matrix(2, layer);  // they lie one behind the other
+            matrix.ahead_bytes += size_t{after.n} * after.k * 2;
+        }
+        return matrix;
+    }
     const Weights& weights_;
     LinearImpl& linear_;
     uint32_t m_;
@@ -217,6 +232,7 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
         }
         std::printf(", best in chain %.3f:", static_cast<double>(best));
         for (const Choice& c : ways) std::printf(" [%s %.2f]", describe(c).c_str(), static_cast<double>(c.microseconds));
+        for (const int ahead : {0, 1, 2, 3}) std::printf(", ahead %d %.3f", ahead, static_cast<double>(chain.time(ways, true, ahead)));
         std::printf("\n");
         std::fflush(stdout);
     }

@@ -89,6 +89,34 @@ __device__ __forceinline__ uint4 load_weights(const void* p) {
     return v;
 }
 
+/// Bytes that later kernels read, and how many of them each block brings into L2: a multiple of 16.
+struct Ahead {
+    const unsigned char* from = nullptr;
+    uint32_t bytes = 0;
+    uint32_t share = 0;
+};
+/// One thread of each block asks for its share.
+__device__ __forceinline__ void fetch_ahead(const Ahead& ahead) {
+#if __CUDA_ARCH__ >= 900
+    if (ahead.from == nullptr || threadIdx.x != 0) return;
+    constexpr uint32_t kPiece = 4096;
+    const uint32_t begin = blockIdx.x * ahead.share;
+    const uint32_t end = min(begin + ahead.share, ahead.bytes);
+    for (uint32_t at = begin; at < end; at += kPiece) {
+        const uint32_t size = min(kPiece, end - at);
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead.from + at), "r"(size) : "memory");
+    }
+#endif
+}
+/// Deals `bytes` over the blocks of a launch.
+inline Ahead deal_ahead(const void* from, size_t bytes, uint32_t blocks) {
+    constexpr size_t kMost = size_t{1} << 30;
+    const size_t whole = (bytes < kMost ? bytes : kMost) / 16 * 16;
+    if (from == nullptr || whole == 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) return {};
+    const size_t share = (whole / 16 + blocks - 1) / blocks * 16;
+    return {static_cast<const unsigned char*>(from), static_cast<uint32_t>(whole), static_cast<uint32_t>(share)};
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);

@@ -33,6 +33,7 @@ struct Args {
     uint32_t tiles;      // tiles of a block
     float eps;
     Out kind;
+    gemm::Ahead ahead;
 };
 
 /// v *= g, eight elements, rounded to T.
@@ -161,6 +162,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
         apply_norm(begin);
     }
     gemm::wait_prerequisites();
+    gemm::fetch_ahead(a.ahead);
     read_residual<T>(a, first_result);
 
     float acc[NT][kChains][4] = {};
@@ -271,12 +273,13 @@ cudaError_t direct(const Launch& launch, const Product& product, DirectConfig co
     const uint32_t step = shape.half ? 2 * kUnit : kUnit;
     const uint32_t units = (matrix.k + step - 1) / step;
     const uint32_t per_slice = (units + config.slices - 1u) / config.slices;
-    const Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
+    Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
                        result_columns(matrix), config.slices, per_slice, 65535u / config.slices + 1, config.tiles, matrix.eps,
-                       matrix.out};
+                       matrix.out, {}};
     const uint32_t per_tile = shape.half || matrix.out == Out::kSwiGlu ? 8 : 16;
     const uint32_t per_block = per_tile * config.tiles;
     const uint32_t blocks = (args.columns + per_block - 1) / per_block;
+    args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
     const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
     const size_t shared = matrix.norm != nullptr ? size_t{matrix.k} * sizeof(float) : 0;
     return gemm::start(launch, kernel, blocks, 32u * config.slices * config.tiles, shared, 1, args);

@@ -27,6 +27,7 @@ struct Args {
     uint32_t k_warps_log2;
     float eps;
     Out kind;
+    gemm::Ahead ahead;
 };
 
 /// A result of the warp: which column and row, and what the epilogue reads beforehand.
@@ -126,6 +127,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     }
     if (a.norm != nullptr) apply_norm(begin);
     gemm::wait_prerequisites();
+    gemm::fetch_ahead(a.ahead);
     if (result.valid && a.kind == Out::kAdd)
         result.residual = Ops<T>::to_float(
             static_cast<const T*>(a.out)[static_cast<size_t>(result.row) * a.columns + result.column]);
@@ -241,10 +243,11 @@ cudaError_t gemv(const Launch& launch, const Product& product, GemvConfig config
     const Matrix& matrix = product.matrix;
     const GemvShape& shape = kShapes[config.variant];
     Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
-                 result_columns(matrix), log2_of(config.k_warps), matrix.eps, matrix.out};
+                 result_columns(matrix), log2_of(config.k_warps), matrix.eps, matrix.out, {}};
     const uint32_t per_warp = matrix.out == Out::kSwiGlu ? shape.rows / 2u : shape.rows;
     const uint32_t per_block = per_warp * (kWarps / config.k_warps);
     const uint32_t blocks = (args.columns + per_block - 1) / per_block;
+    args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
     const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
     return gemm::start(launch, kernel, blocks, kWarps * 32, 0, 1, args);
 }

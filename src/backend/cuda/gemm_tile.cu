@@ -97,7 +97,9 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
         const uint32_t half = shape.rows / 2u;
         args.n_tiles = (args.columns + half - 1) / half;
     }
-    return gemm::start(launch, entry.kernel, args.m_tiles * args.n_tiles * args.cluster,
+    const uint32_t blocks = args.m_tiles * args.n_tiles * args.cluster;
+    args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
+    return gemm::start(launch, entry.kernel, blocks,
                        shape.threads, entry.shared_bytes, args.cluster, args);
 }
 

@@ -39,6 +39,7 @@ struct TileArgs {
     uint32_t band;     // tiles of m that follow each other before the next tile of n
     float eps;
     Out kind;
+    Ahead ahead;
 };
 
 /// Geometry of one instantiation: BM weight rows × BN rows of x, WM × WN warps (with wgmma BM / 16 × 1), ST stages;
@@ -275,6 +276,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         if (s < count) copy_x(tile0 + s, s);
         copy_commit();
     }
+    fetch_ahead(a.ahead);
     // The results this thread finishes: groups of eight columns of a row, dealt over the cluster.
     const bool gated = a.kind == Out::kSwiGlu;
     const uint32_t groups_log2 = (BM == 64 ? 3 : 4) - (gated ? 1 : 0);

@@ -27,6 +27,8 @@ struct Matrix {
     const float* norm = nullptr; ///< [k]: x is RMS-normalised with this weight first; null: not
     float eps = 0;
     Out out = Out::kStore;
+    const void* ahead = nullptr; ///< weights that kernels soon after this one read: brought into L2 meanwhile (sm_90, own kernels)
+    size_t ahead_bytes = 0;      ///< of them; a third of the L2 at most is of use
 };
 
 struct LinearOptions {

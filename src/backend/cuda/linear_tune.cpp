@@ -85,6 +85,7 @@ Expected<void> LinearImpl::measure(const Matrix& matrix, Bench& bench, uint32_t 
     for (uint32_t i = 0; i < links && status == cudaSuccess; ++i) {
         Matrix copy = matrix;
         copy.w = bench.weights(matrix, i);
+        copy.ahead = nullptr;
         status = run_as(launch, copy, bench.x.data(), m, bench.out.data(), choice);
     }
     const cudaError_t ended = cudaStreamEndCapture(bench.stream, &graph);
