@@ -31,8 +31,7 @@ __global__ void fill_kernel(uint16_t* p, size_t n, uint32_t seed) {
 }
 
 /// Stands for the matrix product in front of an attention: all multiprocessors, a given time.
-template <bool SHARED>
-__global__ void spin_kernel(long long cycles, int* sink) {
+__global__ void __launch_bounds__(256, 2) spin_kernel(long long cycles, int* sink) {
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     const long long begin = clock64();
@@ -190,15 +189,19 @@ constexpr Model kModels[] = {{"16/8 d128", 16, 8, 128}, {"32/8 d128", 32, 8, 128
 
 struct DecodeVariant {
     const char* name;
-    uint32_t per_sm;
-    cudaError_t (*d128)(const cuda::Launch&, const cuda::DecodeAttention&);
-    cudaError_t (*d64)(const cuda::Launch&, const cuda::DecodeAttention&);
+    bool clusters;
+    cudaError_t (*d128)(const cuda::Launch&, const cuda::DecodeAttention&, bool);
+    cudaError_t (*d64)(const cuda::Launch&, const cuda::DecodeAttention&, bool);
 };
-#define BATON_VARIANT(w, s, n, l) \
-    DecodeVariant{#w "w" #s "s" #n "-" #l, n, cuda::launch_decode<Elem::kBF16, 128, w, s, n, l>, \
-                  cuda::launch_decode<Elem::kBF16, 64, w, s, n, l>}
-const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 1, 0), BATON_VARIANT(8, 2, 1, 2), BATON_VARIANT(8, 2, 1, 5),
-                                 BATON_VARIANT(8, 3, 1, 0), BATON_VARIANT(8, 3, 1, 2), BATON_VARIANT(4, 2, 3, 0)};
+#define BATON_VARIANT(w, s, n, c) \
+    DecodeVariant{#w "w" #s "s" #n #c, c, cuda::launch_decode<Elem::kBF16, 128, w, s, n>, cuda::launch_decode<Elem::kBF16, 64, w, s, n>}
+const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 2, false), BATON_VARIANT(8, 2, 2, true), BATON_VARIANT(8, 3, 2, false),
+                                 BATON_VARIANT(8, 3, 2, true)};
+
+/// Grid of a variant: with clusters as chosen, else a block a multiprocessor.
+uint32_t grid_of(const DecodeVariant& v, uint32_t sequences, uint32_t kv_heads, uint32_t length, int sms) {
+    return v.clusters ? cuda::decode_splits(sequences, kv_heads, length, static_cast<uint32_t>(sms)) : static_cast<uint32_t>(sms);
+}
 
 void bench_decode(int sms) {
     std::printf("decode, us (TB/s of KV) per layer; columns: ");
@@ -226,7 +229,8 @@ void bench_decode(int sms) {
                 const auto f = m.d == 128 ? v.d128 : v.d64;
                 const double us = graph_us([&](cudaStream_t s) {
                     for (uint32_t l = 0; l < layers; ++l)
-                        BATON_CUDA(f({s, true}, bed.decode(l, static_cast<uint32_t>(sms) * v.per_sm)));
+                        BATON_CUDA(f({s, true}, bed.decode(l, grid_of(v, static_cast<uint32_t>(lens.size()), m.kv_heads,
+                                                                      static_cast<uint32_t>(c.length), sms)), v.clusters));
                 }) / layers;
                 std::printf(" %6.1f (%.2f)", us, bytes / us / 1e6);
             }
@@ -234,19 +238,20 @@ void bench_decode(int sms) {
         }
 }
 
-/// What an attention adds to a chain of matrix products of 2 us, per layer: separate append, fused, fused early; then fused
-/// early where the product's kernel asks for as much shared memory a multiprocessor as there is.
+/// What an attention adds to a chain of matrix products of 2 us, per layer: fused, and fused and early.
 void bench_chain(int sms) {
-    std::printf("chain: us that append + attention add to a layer, variants as in decode: separate fused early early-with-carveout\n");
+    std::printf("chain: us that append + attention add to a layer, fused and early for variants: ");
+    for (const auto& v : kDecode)
+        std::printf("%s ", v.name);
+    std::printf("\n");
     int* sink;
     BATON_CUDA(cudaMalloc(&sink, 4));
-    BATON_CUDA(cudaFuncSetAttribute(spin_kernel<true>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
     for (const Model& m : kModels)
-        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {8, 1024}, {64, 1024}}) {
+        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {2, 1024}, {4, 1024}, {8, 1024}, {8, 4096}, {64, 1024}}) {
             const std::vector<int32_t> lens(static_cast<size_t>(batch), length);
             const uint32_t layers = batch > 8 ? 8 : 28;
             const Bed bed(m.heads, m.kv_heads, m.d, 64, lens, layers, lens.size());
-            auto spin = [&](cudaStream_t s, bool shared) {
+            auto spin = [&](cudaStream_t s) {
                 cudaLaunchConfig_t config{};
                 config.gridDim = dim3(static_cast<unsigned>(sms) * 2);
                 config.blockDim = dim3(256);
@@ -256,27 +261,25 @@ void bench_chain(int sms) {
                 at.val.programmaticStreamSerializationAllowed = 1;
                 config.attrs = &at;
                 config.numAttrs = 1;
-                BATON_CUDA(cudaLaunchKernelEx(&config, shared ? spin_kernel<true> : spin_kernel<false>, 4000LL, sink));
+                BATON_CUDA(cudaLaunchKernelEx(&config, spin_kernel, 4000LL, sink));
             };
             const double alone = graph_us([&](cudaStream_t s) {
                 for (uint32_t l = 0; l < layers; ++l)
-                    spin(s, false);
+                    spin(s);
             });
             std::printf("%-9s B%-3d %5d |", m.name, batch, length);
             for (const auto& v : kDecode) {
                 const auto f = m.d == 128 ? v.d128 : v.d64;
-                for (int mode = 0; mode < 4; ++mode) {
+                for (int mode = 1; mode < 3; ++mode) {
                     const double us = (graph_us([&](cudaStream_t s) {
                         for (uint32_t l = 0; l < layers; ++l) {
-                            spin(s, mode == 3);
+                            spin(s);
                             const cuda::RopeAppend fused = bed.fused(l);
-                            cuda::DecodeAttention a = bed.decode(l, static_cast<uint32_t>(sms) * v.per_sm);
-                            if (mode == 0)
-                                BATON_CUDA(cuda::rope_append({s, true}, fused));
-                            else
-                                a.fused = &fused;
-                            a.early = mode >= 2;
-                            BATON_CUDA(f({s, true}, a));
+                            cuda::DecodeAttention a = bed.decode(l, grid_of(v, static_cast<uint32_t>(batch), m.kv_heads,
+                                                                              static_cast<uint32_t>(length), sms));
+                            a.fused = &fused;
+                            a.early = mode == 2;
+                            BATON_CUDA(f({s, true}, a, v.clusters));
                         }
                     }) - alone) / layers;
                     std::printf(" %5.2f", us);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,23 @@ class CudaTest : public ::testing::Test {
     int multiprocessors = 0;
 };
 class RopeAppendTest : public CudaTest {};
+class DecodeAttentionTest : public CudaTest {
+  protected:
+    void SetUp() override {
+        CudaTest::SetUp();
+        if (!IsSkipped())
+            memory = std::make_unique<DeviceArray<unsigned char>>(cuda::decode_workspace_bytes(128, 16, 128, 8192));
+        if (memory)
+            memory->fill(0);
+    }
+    std::unique_ptr<DeviceArray<unsigned char>> memory;
+    [[nodiscard]] uint32_t chosen_grid(const Contexts& c) const {
+        uint32_t longest = 0;
+        for (size_t i = 0; i < c.count(); ++i)
+            longest = std::max(longest, c.length(i));
+        return cuda::decode_splits(static_cast<uint32_t>(c.count()), c.shape.kv_heads, longest, static_cast<uint32_t>(multiprocessors));
+    }
+};
 /// Over the kernel for sm_80 and later, and the one for sm_90a.
 class PrefillAttentionTest : public CudaTest, public ::testing::WithParamInterface<bool> {
   protected:
@@ -41,7 +59,6 @@ class PrefillAttentionTest : public CudaTest, public ::testing::WithParamInterfa
 };
 INSTANTIATE_TEST_SUITE_P(Kernels, PrefillAttentionTest, ::testing::Bool(),
                          [](const auto& p) { return p.param ? "sm90a" : "portable"; });
-class DecodeAttentionTest : public CudaTest {};
 
 std::string text(const Shape& s) {
     return std::string(s.elem == Elem::kBF16 ? "bf16" : "f16") + " heads " + std::to_string(s.heads) + "/" +
@@ -372,12 +389,13 @@ struct DecodeCall {
 };
 class Decoder {
   public:
-    Decoder(const Contexts& contexts, uint32_t splits_wanted)
-        : c(contexts), splits(splits_wanted), table(contexts.table), lengths(lengths_of(contexts)),
-          workspace(cuda::decode_workspace_bytes(static_cast<uint32_t>(contexts.count()), contexts.shape.heads,
-                                                 contexts.shape.head_dim, splits_wanted)),
+    /// `memory`: all calls of a test share one workspace, which is zero at first and never cleared again.
+    Decoder(const Contexts& contexts, uint32_t splits_wanted, const DeviceArray<unsigned char>& memory)
+        : c(contexts), splits(splits_wanted), table(contexts.table), lengths(lengths_of(contexts)), workspace(memory),
           out(contexts.count() * contexts.shape.heads * contexts.shape.head_dim) {
-        workspace.fill(0);
+        if (memory.size() < cuda::decode_workspace_bytes(static_cast<uint32_t>(contexts.count()), contexts.shape.heads,
+                                                         contexts.shape.head_dim, splits_wanted))
+            std::abort();
     }
     cuda::DecodeAttention args(uint16_t* pool, const uint16_t* q, const cuda::RopeAppend* fused, bool early) const {
         cuda::DecodeAttention a;
@@ -415,7 +433,7 @@ class Decoder {
     uint32_t splits;
     DeviceArray<int32_t> table;
     DeviceArray<int32_t> lengths;
-    DeviceArray<unsigned char> workspace;
+    const DeviceArray<unsigned char>& workspace;
     DeviceArray<uint16_t> out;
 };
 
@@ -441,7 +459,7 @@ Deviation compare(Elem e, const std::vector<double>& want, const std::vector<uin
 
 /// Batches with tails around blocks, slices and tiles, padding in front, between and behind.
 std::vector<std::vector<uint32_t>> batches(uint32_t bt) {
-    return {{1}, {bt - 1}, {bt + 1}, {1000}, {4099}, {0, 5, 0, 64, 65, bt, 127, 128, 129, 0}, {3000, 1, 1, 1, 17, 0},
+    return {{1}, {bt - 1}, {bt + 1}, {129}, {1000}, {4099}, {700, 650}, {900, 1}, {0, 5, 0, 64, 65, bt, 127, 128, 129, 0}, {3000, 1, 1, 1, 17, 0},
             {0, 0}, std::vector<uint32_t>(70, 33)};
 }
 
@@ -456,10 +474,11 @@ TEST_F(DecodeAttentionTest, MatchesFloat64ForAnyGrid) {
             const auto q = random_bits(s.elem, lengths.size() * s.heads * s.head_dim, 4.0f, rng);
             const DeviceArray<uint16_t> dq(q);
             const std::vector<double> want = attend_all(c, q);
-            for (const uint32_t grid : {static_cast<uint32_t>(2 * multiprocessors), 1u, 5u, 61u}) {
+            const auto contexts = static_cast<uint32_t>(lengths.size()) * s.kv_heads;
+            for (const uint32_t grid : {static_cast<uint32_t>(multiprocessors), 1u, 5u, 61u, contexts * 2, contexts * 8}) {
                 SCOPED_TRACE(text(s) + " seed " + std::to_string(seed) + " sequences " + std::to_string(lengths.size()) + " first " +
                              std::to_string(lengths[0]) + " grid " + std::to_string(grid));
-                Decoder decoder(c, grid);
+                Decoder decoder(c, grid, *memory);
                 const DecodeCall first = decoder.run(pool.data(), dq.data(), nullptr, false);
                 ASSERT_EQ(first.error, cudaSuccess);
                 const Deviation all = compare(s.elem, want, first.out);
@@ -496,7 +515,7 @@ TEST_F(DecodeAttentionTest, FusedAppendsExactlyTheNewRowsAndMatchesFloat64) {
                 const DeviceArray<uint16_t> pool(c.pool);
                 const DeviceArray<uint16_t> q(lengths.size() * s.heads * s.head_dim);
                 const cuda::RopeAppend fused = d.args(c, pool.data(), nullptr);
-                Decoder decoder(c, static_cast<uint32_t>(2 * multiprocessors));
+                Decoder decoder(c, chosen_grid(c), *memory);
                 const DecodeCall got = decoder.run(pool.data(), nullptr, &fused, seed % 2 == 0);
                 ASSERT_EQ(got.error, cudaSuccess);
                 check_appended(c, pool.get(), r, slots);
@@ -521,7 +540,7 @@ TEST_F(DecodeAttentionTest, AgreesWithPrefill) {
         const DeviceArray<uint16_t> pool(c.pool);
         const auto q = random_bits(s.elem, lengths.size() * s.heads * s.head_dim, 4.0f, rng);
         const DeviceArray<uint16_t> dq(q);
-        Decoder decoder(c, static_cast<uint32_t>(2 * multiprocessors));
+        Decoder decoder(c, chosen_grid(c), *memory);
         const auto a = decoder.run(pool.data(), dq.data(), nullptr, false).out;
         const auto b = prefill(cuda::prefill_attention, c, pool.data(), Decoder::lengths_of(c), {1, 1, 1, 1}, q).out;
         Deviation all;
@@ -542,7 +561,7 @@ TEST_F(DecodeAttentionTest, CapturedChainServesChangingLengths) {
     const DeviceArray<uint16_t> pool(c.pool);
     const auto q = random_bits(s.elem, full.size() * s.heads * s.head_dim, 4.0f, rng);
     const DeviceArray<uint16_t> dq(q);
-    Decoder decoder(c, static_cast<uint32_t>(2 * multiprocessors));
+    Decoder decoder(c, chosen_grid(c), *memory);
     cudaStream_t stream;
     BATON_CUDA(cudaStreamCreate(&stream));
     cudaGraph_t graph;

@@ -58,7 +58,7 @@ struct DecodeAttention {
     /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
     /// them. The kernel then reads them before its dependency wait.
     bool early = false;
-    void* workspace = nullptr;         ///< decode_workspace_bytes(), zeroed once; left ready for the next call
+    void* workspace = nullptr;         ///< the most of decode_workspace_bytes(), zeroed once; calls of any batch share it
     uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };
 /// Thread blocks that share a batch's contexts evenly, whatever their lengths. `kv_len` (about the longest context) is a

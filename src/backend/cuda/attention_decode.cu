@@ -5,42 +5,44 @@
 namespace baton::backend::cuda {
 namespace {
 
-constexpr uint32_t kSequencesMax = 1024;  // their lengths lie in shared memory
-
-/// Eight warps with two stages fill a multiprocessor of an A100 or H200; four are for those with less shared memory.
+/// Eight warps with three stages for small batches, whose first stages are filled before the dependency wait; with two for
+/// others; four warps where a block has less shared memory than an A100's.
 template <Elem E, int D>
 cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
-    int device = 0;
-    int bytes_max = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess)
-        return error;
-    if (DecodeShape<D, 8, 2>::shared(a.base.sequences) <= static_cast<size_t>(bytes_max))
-        return launch_decode<E, D, 8, 2, 1>(launch, a);
-    return launch_decode<E, D, 4, 2, 1>(launch, a);
+    const DeviceTraits& device = current_device();
+    if (device.error != cudaSuccess)
+        return device.error;
+    const bool clusters = device.compiled >= 90;
+    const uint32_t cluster = clusters ? decode_cluster(a) : 1;
+    const uint32_t group = a.base.heads / a.base.kv.kv_heads;
+    const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
+    if (a.base.sequences <= 16 && fits(DecodeShape<D, 8, 3>::shared(a.base.sequences, cluster, group)))
+        return launch_decode<E, D, 8, 3, 2>(launch, a, clusters);
+    if (fits(DecodeShape<D, 8, 2>::shared(a.base.sequences, cluster, group)))
+        return launch_decode<E, D, 8, 2, 2>(launch, a, clusters);
+    return launch_decode<E, D, 4, 2, 2>(launch, a, clusters);
 }
 
 bool supported(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
     return kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= 8 && (head_dim == 64 || head_dim == 128) &&
-           sequences <= kSequencesMax;
+           sequences <= kDecodeSequencesMax && sequences * kv_heads <= kDecodeContextsMax;
 }
 
 }  // namespace
 
 uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, uint32_t multiprocessors) {
-    (void)sequences;
-    (void)kv_heads;
-    (void)kv_len;
+    const uint32_t contexts = sequences * kv_heads;
+    for (const uint32_t cluster : {8u, 4u, 2u}) {
+        // A cluster for each context, but not if long ones would then leave more than half of the GPU idle.
+        if (contexts > 0 && contexts * cluster <= multiprocessors && (kv_len <= 8192 || contexts * cluster * 2 > multiprocessors))
+            return contexts * cluster;
+    }
     return std::max(1u, multiprocessors);
 }
 
-size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits) {
+size_t decode_workspace_bytes(uint32_t, uint32_t, uint32_t head_dim, uint32_t splits) {
     const size_t parts = static_cast<size_t>(splits) * 2 * 8;
-    (void)sequences;
-    (void)heads;
-    return parts * (head_dim * sizeof(float) + 2 * sizeof(float));
+    return kDecodeContextsMax * sizeof(int) + parts * (head_dim * sizeof(float) + 2 * sizeof(float));
 }
 
 bool decode_fuses(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {

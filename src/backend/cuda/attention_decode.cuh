@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "backend/cuda/attention.hpp"
-#include "backend/cuda/attention_decode_parts.cuh"
+#include "backend/cuda/attention_decode_head.cuh"
 #include "backend/cuda/attention_decode_walk.cuh"
 #include "backend/cuda/attention_device.cuh"
 
@@ -12,15 +12,15 @@
 /// The contexts of all (sequence, kv head) pairs, cut into tiles of kTile tokens, form one line; thread block b of the grid
 /// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
 /// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
-/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block with the context's last
-/// tile puts the parts together, after everything else it has to do. It knows a word to be written by its being
-/// other than zero (a zero is written as minus zero), so neither fences nor counters are needed, and it leaves zeros behind.
-/// It waits only for blocks of lower numbers, which were started before it, and those wait at most for still lower ones: that
-/// ends however few blocks are resident.
+/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
+/// the parts together.
+///
+/// For few contexts the launch has a cluster of blocks for each. Where the lengths are even enough a cluster then takes its
+/// own context, and its blocks hand their parts to the last of them through shared memory: that takes half the time.
 ///
 /// Within a tile each warp owns kSlice tokens, with its own ring of stages in shared memory and its own running maximum,
-/// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores: the heads of
-/// the group are the first rows of a 16-row tile.
+/// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores, turned so that
+/// the heads of the group are the 8 columns: scores are K · Qᵀ [tokens, heads], the output is Vᵀ · weights [head_dim, heads].
 ///
 /// Reading ahead of the dependency wait (`early`). The kernel may start while earlier kernels of the stream still run. What
 /// it reads before the wait must have been complete before that: lengths, block tables and slots, which a copy in front of
@@ -50,9 +50,10 @@ struct DecodeParams {
     int group;
     float scale_log2;  ///< scale · log2(e)
     float* parts;      ///< [grid, 2, 8, D] outputs of parts, not divided by their sums
-    float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part; parts and marks are 0 between launches
+    float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part
+    int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
+    int cluster;       ///< blocks of a cluster
     bool early;
-    int l2_tiles;      ///< with `early`: tiles beyond the stages that are brought into the L2 cache ahead, at most 32
     // Where the kernel norms, rotates and appends by itself.
     const T* qkv;
     const float* q_norm;
@@ -61,6 +62,9 @@ struct DecodeParams {
     const float2* rope;
     const int32_t* slots;
 };
+
+constexpr uint32_t kDecodeSequencesMax = 1024;  ///< their lengths lie in shared memory
+constexpr uint32_t kDecodeContextsMax = 16384;   ///< sequences · kv_heads: the counters of the workspace
 
 template <int D, int WARPS, int STAGES>
 struct DecodeShape {
@@ -72,7 +76,7 @@ struct DecodeShape {
     static constexpr int kStageBytes = 2 * kHalf;
     static constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
     static constexpr int kQBytes = 8 * kRowBytes;
-    static constexpr int kPad = D + 8;              ///< floats from one head's outputs to the next when warps are joined
+    static constexpr int kPad = D + 4;              ///< floats from one head's outputs to the next when warps are joined
     static constexpr int kRawBytes = 10 * kRowBytes;  ///< a context's queries, k and v as they come
     // After the ring: queries, the new token's k and v, two rooms for rows to come, marks of the warps, sums for the scan, then
     // lengths.
@@ -80,25 +84,30 @@ struct DecodeShape {
     static constexpr int kRawAt = kNewAt + 2 * kRowBytes;
     static constexpr int kMarksAt = kRawAt + 2 * kRawBytes;
     static constexpr int kScanAt = kMarksAt + WARPS * 8 * 8;
-    static constexpr int kTableAt = kScanAt + 64;
-    static constexpr size_t shared(uint32_t sequences) { return kTableAt + (2 * static_cast<size_t>(sequences) + 1) * 4; }
+    static constexpr int kTableAt = kScanAt + 128;
+    /// Behind the lengths: marks [cluster, 8] and parts [cluster, group, D] of a cluster's blocks.
+    static constexpr __host__ __device__ int cluster_at(int sequences) { return (kTableAt + (2 * sequences + 1) * 4 + 15) / 16 * 16; }
+    static constexpr size_t shared(uint32_t sequences, uint32_t cluster, uint32_t group) {
+        const auto end = static_cast<size_t>(cluster_at(static_cast<int>(sequences)));
+        return cluster > 1 ? end + cluster * (8 * sizeof(float2) + group * D * sizeof(float)) : end;
+    }
     static_assert(8 * kPad * 4 <= kStageBytes);
 };
 
-/// The state of a warp's part of one context.
+/// The state of a warp's part of one context. A lane holds columns 2 · (lane % 4) and the next of each tile: two heads.
 template <int D>
 struct DecodeState {
-    float o[D / 8][4];
-    float top;  ///< largest score · scale_log2 of row lane / 4
-    float sum;  ///< this lane's share
+    float o[D / 16][4];
+    float top[2];  ///< largest score · scale_log2 of each head
+    float sum[2];  ///< this lane's share
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n)
+        for (int n = 0; n < D / 16; ++n)
 #pragma unroll
             for (int c = 0; c < 4; ++c)
                 o[n][c] = 0.0f;
-        top = dev::minus_infinity();
-        sum = 0.0f;
+        top[0] = top[1] = dev::minus_infinity();
+        sum[0] = sum[1] = 0.0f;
     }
 };
 
@@ -155,46 +164,33 @@ struct Decode {
         }
     }
 
-    /// Brings the warp's slices of tiles begin … begin + count - 1 into the L2 cache; each lane sees to one tile.
-    __device__ __forceinline__ void warm(int begin, int count, const int* lengths, const int* before) const {
-        if (lane >= count)
-            return;
-        const DecodeWalk w = walk_to<Shape::kTile>(begin + lane, lengths, before, p.sequences, p.kv_heads);
-        int ids[kLookups];
-        look_up(ids, w);
-#pragma unroll
-        for (int j = 0; j < kLookups; ++j) {
-            if (ids[j] < 0)
-                continue;
-            const int first = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
-            const int64_t page = static_cast<int64_t>(ids[j]) * p.block_stride +
-                                 ((w.head << p.block_shift) + (first & ((1 << p.block_shift) - 1))) * D;
-            dev::prefetch_l2(p.k + page, 16 * Shape::kRowBytes);
-            dev::prefetch_l2(p.v + page, 16 * Shape::kRowBytes);
-        }
+    __device__ __forceinline__ const float2* turns_of(const DecodeWalk& w) const {
+        return p.rope + static_cast<int64_t>(w.length - 1) * (D / 2);
     }
-
     /// What norm, rotation and append need besides the rows: the weights, and of a sequence its turns and its new slot.
     struct Constants {
         HeadPiece<E, D> q_norm;
         HeadPiece<E, D> k_norm;
         float2 turns[D / 64];
-        int slot = -1;
+        int slot;
     };
-    __device__ __forceinline__ void load_norms(Constants& c) const {
-        if (fused && p.q_norm != nullptr) {
-            c.q_norm.load_weight(p.q_norm, lane);
-            c.k_norm.load_weight(p.k_norm, lane);
-        }
-    }
     __device__ __forceinline__ void load_constants(Constants& c, const DecodeWalk& w) const {
         if (!fused)
             return;
-        const float2* row = p.rope + static_cast<int64_t>(w.length - 1) * (D / 2);
+        if (p.q_norm != nullptr) {
+            c.q_norm.load_weight(p.q_norm, lane);
+            c.k_norm.load_weight(p.k_norm, lane);
+        }
 #pragma unroll
         for (int i = 0; i < D / 64; ++i)
-            c.turns[i] = __ldg(row + D / 64 * lane + i);
+            c.turns[i] = __ldg(turns_of(w) + D / 64 * lane + i);
         c.slot = __ldg(p.slots + w.sequence);
+    }
+    __device__ __forceinline__ void prefetch_constants(const DecodeWalk& w) const {
+        if (!fused)
+            return;
+        dev::prefetch(turns_of(w) + D / 64 * lane);
+        dev::prefetch(p.slots + w.sequence);
     }
     /// First of a context's query rows in memory; its new k and v lie further on in the same row of qkv.
     __device__ __forceinline__ const T* queries_of(const DecodeWalk& w) const {
@@ -286,84 +282,96 @@ struct Decode {
 
     /// One slice of at least one token: scores, softmax, weighted sum.
     __device__ __forceinline__ void add_slice(DecodeState<D>& a, const uint32_t (&q)[D / 16][2], uint32_t stage, int tokens) const {
+        constexpr int kTiles = Shape::kSlice / 16;
         const int turn = lane & 7;
-        const uint32_t k_at = stage + static_cast<uint32_t>((turn + (lane >> 4) * 8) * Shape::kRowBytes +
-                                                            ((((lane >> 3) & 1) ^ turn) << 4));
+        const uint32_t k_at = stage + static_cast<uint32_t>((turn + ((lane >> 3) & 1) * 8) * Shape::kRowBytes + (((lane >> 4) ^ turn) << 4));
         const uint32_t v_at = stage + Shape::kHalf +
-                              static_cast<uint32_t>((turn + ((lane >> 3) & 1) * 8) * Shape::kRowBytes + (((lane >> 4) ^ turn) << 4));
-        float s[Shape::kSlice / 8][4];
+                              static_cast<uint32_t>((turn + (lane >> 4) * 8) * Shape::kRowBytes + ((((lane >> 3) & 1) ^ turn) << 4));
+        float s[kTiles][4];
 #pragma unroll
-        for (int n = 0; n < Shape::kSlice / 8; ++n)
+        for (int t = 0; t < kTiles; ++t) {
+            float part[2][4] = {};  // two chains of products take half the time of one
 #pragma unroll
-            for (int c = 0; c < 4; ++c)
-                s[n][c] = 0.0f;
-#pragma unroll
-        for (int kk = 0; kk < D / 16; ++kk)
-#pragma unroll
-            for (int n = 0; n < Shape::kSlice / 16; ++n) {
-                uint32_t b[4];
-                dev::load_matrices(b, (k_at + static_cast<uint32_t>(n * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
-                N::mma(s[2 * n], q[kk][0], 0u, q[kk][1], 0u, b[0], b[1]);
-                N::mma(s[2 * n + 1], q[kk][0], 0u, q[kk][1], 0u, b[2], b[3]);
+            for (int kk = 0; kk < D / 16; ++kk) {
+                uint32_t k[4];
+                dev::load_matrices(k, (k_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
+                N::mma(part[kk & 1], k[0], k[1], k[2], k[3], q[kk][0], q[kk][1]);
             }
-        float high = dev::minus_infinity();
 #pragma unroll
-        for (int n = 0; n < Shape::kSlice / 8; ++n)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int token = n * 8 + (lane % 4) * 2 + c;
-                s[n][c] = token < tokens ? s[n][c] * p.scale_log2 : dev::minus_infinity();
-                high = fmaxf(high, s[n][c]);
-            }
-        high = fmaxf(a.top, dev::quad_max(high));
-        const float shrink = dev::exp2_fast(a.top - high);
-        a.top = high;
-        uint32_t weights[Shape::kSlice / 8];
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < Shape::kSlice / 8; ++n) {
-            const float x = dev::exp2_fast(s[n][0] - high);
-            const float y = dev::exp2_fast(s[n][1] - high);
-            sum += x + y;
-            weights[n] = N::pack(x, y);
-        }
-        a.sum = a.sum * shrink + sum;
-        if (__any_sync(0xffffffffu, shrink != 1.0f)) {
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                a.o[n][0] *= shrink;
-                a.o[n][1] *= shrink;
+            for (int c = 0; c < 4; ++c) {
+                const bool seen = t * 16 + (c >> 1) * 8 + lane / 4 < tokens;
+                s[t][c] = seen ? (part[0][c] + part[1][c]) * p.scale_log2 : dev::minus_infinity();
             }
         }
+        float shrink[2];
 #pragma unroll
-        for (int kt = 0; kt < Shape::kSlice / 16; ++kt)
+        for (int h = 0; h < 2; ++h) {
+            float high = fmaxf(s[0][h], s[0][2 + h]);
+#pragma unroll
+            for (int t = 1; t < kTiles; ++t)
+                high = fmaxf(high, fmaxf(s[t][h], s[t][2 + h]));
+            high = fmaxf(a.top[h], dev::column_max(high));
+            shrink[h] = dev::exp2_fast(a.top[h] - high);
+            a.top[h] = high;
+            float sum = 0;
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                s[t][h] = dev::exp2_fast(s[t][h] - high);
+                s[t][2 + h] = dev::exp2_fast(s[t][2 + h] - high);
+                sum += s[t][h] + s[t][2 + h];
+            }
+            a.sum[h] = a.sum[h] * shrink[h] + sum;
+        }
+        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n)
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                    a.o[n][c] *= shrink[c & 1];
+        }
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+            const uint32_t w0 = dev::transpose_matrix(N::pack(s[t][0], s[t][1]));
+            const uint32_t w1 = dev::transpose_matrix(N::pack(s[t][2], s[t][3]));
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
-                uint32_t b[4];
+                uint32_t v[4];
                 dev::load_matrices_transposed(
-                    b, (v_at + static_cast<uint32_t>(kt * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32));
-                N::mma(a.o[2 * n], weights[2 * kt], 0u, weights[2 * kt + 1], 0u, b[0], b[1]);
-                N::mma(a.o[2 * n + 1], weights[2 * kt], 0u, weights[2 * kt + 1], 0u, b[2], b[3]);
+                    v, (v_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32));
+                N::mma(a.o[n], v[0], v[1], v[2], v[3], w0, w1);
             }
+        }
     }
 
-    /// Joins the warps' states through their stage `stage`; writes the output, or the part. All threads; ends with a barrier.
+    /// Joins the warps' states through their stage `stage`; writes the output, or hands in the part, and, as the last of the
+    /// context's blocks, puts the parts together. All threads; ends with a barrier.
     __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
-                                        const int* before) const {
+                                        const int* before, bool clustered) const {
         float* mine = reinterpret_cast<float*>(shared + (warp * STAGES + stage) * Shape::kStageBytes);
         float2* marks = reinterpret_cast<float2*>(shared + Shape::kMarksAt);
-        const int head = lane / 4;
-        const float sum = dev::quad_sum(a.sum);
-        if (head < p.group) {
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n)
-                *reinterpret_cast<float2*>(mine + head * Shape::kPad + n * 8 + (lane % 4) * 2) = make_float2(a.o[n][0], a.o[n][1]);
-            if (lane % 4 == 0)
-                marks[warp * 8 + head] = make_float2(a.top, sum);
+        for (int h = 0; h < 2; ++h) {
+            const int head = (lane % 4) * 2 + h;
+            const float sum = dev::column_sum(a.sum[h]);
+            if (head >= p.group)
+                continue;
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n) {
+                mine[head * Shape::kPad + n * 16 + lane / 4] = a.o[n][h];
+                mine[head * Shape::kPad + n * 16 + 8 + lane / 4] = a.o[n][2 + h];
+            }
+            if (lane < 4)
+                marks[warp * 8 + head] = make_float2(a.top[h], sum);
         }
         __syncthreads();
         const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
-        const int slot = slot_of(w, static_cast<int>(blockIdx.x), shares, before);
+        const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
+        const int first = shares.owner(line);
+        const int block = static_cast<int>(blockIdx.x);
+        // A block's part of a context that begins inside its share lies behind that of its first one.
+        auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
+        const int slot = slot_of(block);
+        const int rank = block % p.cluster;
         for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
@@ -383,29 +391,64 @@ struct Decode {
             }
             if (complete) {
                 p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
+            } else if (clustered) {
+                const uint32_t base = dev::address_in(dev::shared_address(shared + Shape::cluster_at(p.sequences)), p.cluster - 1);
+                dev::store_in_cluster(base + static_cast<uint32_t>(p.cluster * 64 + (rank * p.group * D + i) * 4), out);
+                if (d == 0) {
+                    const uint32_t to = base + static_cast<uint32_t>((rank * 8 + h) * 8);
+                    dev::store_in_cluster(to, top);
+                    dev::store_in_cluster(to + 4, all);
+                }
             } else {
-                store_relaxed(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, not_zero(out));
+                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
                 if (d == 0)
-                    store_relaxed(p.marks + slot * 8 + h, make_float2(not_zero(top), not_zero(all)));
+                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
             }
         }
+        if (!complete && !clustered)
+            join_parts(w, first, shares.owner(line + w.tiles - 1), slot_of(first));
         __syncthreads();
     }
 
-    /// Where on the line a context begins.
-    __device__ __forceinline__ int line_of(const DecodeWalk& w, const int* before) const {
-        return before[w.sequence] * p.kv_heads + w.head * w.tiles;
-    }
-    /// Place in the workspace of a block's part of a context: 1 for one that begins inside the block's share, 0 else.
-    __device__ __forceinline__ int slot_of(const DecodeWalk& w, int block, const DecodeShares& shares, const int* before) const {
-        return 2 * block + (shares.begin(block) < line_of(w, before) ? 1 : 0);
+    /// Puts together the parts of a cluster's context of `tiles` tiles, in its last block after all have handed theirs in.
+    __device__ __forceinline__ void join_cluster(int sequence, int head, int tiles) const {
+        const float2* marks = reinterpret_cast<const float2*>(shared + Shape::cluster_at(p.sequences));
+        const float* parts = reinterpret_cast<const float*>(marks + p.cluster * 8);
+        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
+            const int h = i / D;
+            float top = dev::minus_infinity();
+            float all = 0;
+            float out = 0;
+            for (int r = 0; r < p.cluster; ++r) {
+                if (tiles * r / p.cluster == tiles * (r + 1) / p.cluster)
+                    continue;  // it had no tile
+                const float2 m = marks[r * 8 + h];
+                const float high = fmaxf(top, m.x);
+                const float shrink = dev::exp2_fast(top - high);
+                const float factor = dev::exp2_fast(m.x - high);
+                all = fmaf(m.y, factor, all * shrink);
+                out = fmaf(parts[r * p.group * D + i], factor, out * shrink);
+                top = high;
+            }
+            p.out[(static_cast<int64_t>(sequence) * p.heads + head * p.group) * D + i] = N::from_float(out / all);
+        }
     }
 
-    /// Waits for all parts of a context that ends in this block, puts them together and clears them.
-    __device__ __forceinline__ void join_parts(const DecodeWalk& w, const DecodeShares& shares, const int* before) const {
-        const int first = shares.owner(line_of(w, before));
-        const int last = static_cast<int>(blockIdx.x);
-        const int first_slot = slot_of(w, first, shares, before);
+    /// Counts this block's part in; the last block puts parts `first` … `last` together.
+    __device__ __forceinline__ void join_parts(const DecodeWalk& w, int first, int last, int first_slot) const {
+        int* flag = reinterpret_cast<int*>(shared + Shape::kScanAt);
+        int* arrived = p.arrived + w.sequence * p.kv_heads + w.head;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            *flag = atomicAdd(arrived, 1) == last - first;
+            __threadfence();
+        }
+        __syncthreads();
+        if (*flag == 0)
+            return;
+        if (threadIdx.x == 0)
+            *arrived = 0;
         constexpr int kBatch = 8;
         for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
@@ -416,24 +459,13 @@ struct Decode {
             for (int b0 = first; b0 <= last; b0 += kBatch) {
                 float2 m[kBatch];
                 float o[kBatch];
-                bool ready;
-                do {
-                    ready = true;
 #pragma unroll
-                    for (int x = 0; x < kBatch; ++x) {
-                        const int b = b0 + x;
-                        const int slot = b == first ? first_slot : 2 * b;
-                        m[x] = make_float2(dev::minus_infinity(), -0.0f);
-                        o[x] = -0.0f;
-                        if (b <= last) {
-                            m[x] = load_relaxed(p.marks + slot * 8 + h);
-                            o[x] = load_relaxed(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d);
-                        }
-                    }
-#pragma unroll
-                    for (int x = 0; x < kBatch; ++x)
-                        ready = ready && is_written(m[x].x) && is_written(m[x].y) && is_written(o[x]);
-                } while (!ready);
+                for (int x = 0; x < kBatch; ++x) {
+                    const int b = b0 + x;
+                    const int slot = b == first ? first_slot : 2 * b;
+                    m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
+                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
+                }
                 float high = top;
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x)
@@ -451,14 +483,6 @@ struct Decode {
             }
             p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
         }
-        __syncthreads();  // the marks have been read by all
-        for (int b = first; b <= last; ++b) {
-            const int slot = b == first ? first_slot : 2 * b;
-            for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads)
-                p.parts[static_cast<int64_t>(slot) * 8 * D + i] = 0.0f;
-            if (static_cast<int>(threadIdx.x) < p.group)
-                p.marks[slot * 8 + static_cast<int>(threadIdx.x)] = make_float2(0.0f, 0.0f);
-        }
     }
 };
 
@@ -468,17 +492,31 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     using Work = Decode<E, D, WARPS, STAGES>;
     extern __shared__ __align__(1024) unsigned char shared[];
     dev::launch_dependents();
+    if (p.cluster > 1)
+        dev::cluster_arrive();  // "has started"
     if (!p.early)
         dev::wait_for_earlier();
 
     int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
     int* before = lengths + p.sequences;
-    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before,
-                                                reinterpret_cast<int*>(shared + Shape::kScanAt));
+    const int most = scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before,
+                                                                 reinterpret_cast<int*>(shared + Shape::kScanAt));
     const int total = before[p.sequences] * p.kv_heads;
     const DecodeShares shares(total, static_cast<int>(gridDim.x));
-    const int begin = shares.begin(static_cast<int>(blockIdx.x));
-    const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
+    const int block = static_cast<int>(blockIdx.x);
+    int begin = shares.begin(block);
+    int count = shares.begin(block + 1) - begin;
+    // A cluster for each context, unless the longest would then take longer than an even share by more than a tile.
+    const bool clustered = p.cluster > 1 && (most + p.cluster - 1) / p.cluster <= shares.each + (shares.more > 0 ? 2 : 1);
+    const int cluster_sequence = block / p.cluster / p.kv_heads;
+    const int cluster_head = block / p.cluster % p.kv_heads;
+    int cluster_tiles = 0;
+    if (clustered) {
+        cluster_tiles = before[cluster_sequence + 1] - before[cluster_sequence];
+        const int from = cluster_tiles * (block % p.cluster) / p.cluster;
+        begin = before[cluster_sequence] * p.kv_heads + cluster_head * cluster_tiles + from;
+        count = cluster_tiles * (block % p.cluster + 1) / p.cluster - from;
+    }
 
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -505,27 +543,27 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     for (int i = 0; i < STAGES - 1; ++i)
         fetch_next(i);
     typename Work::Constants constants;
-    work.load_norms(constants);
     if (count > 0)
         work.load_constants(constants, now);
-    if (p.early) {
-        work.warm(begin + STAGES - 1, min(p.l2_tiles, count - (STAGES - 1)), lengths, before);
+    if (p.early)
         dev::wait_for_earlier();
-    }
 
     for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
         if (lengths[s] == 0)
             for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
                 reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
 
+    // Heads that the group lacks: their columns are never written, but should hold numbers.
+    for (int i = p.group * Shape::kRowBytes / 16 + static_cast<int>(threadIdx.x); i < Shape::kQBytes / 16; i += Shape::kThreads)
+        reinterpret_cast<uint4*>(shared + Shape::kRingBytes)[i] = make_uint4(0, 0, 0, 0);
+
     uint32_t q[D / 16][2];
     DecodeState<D> state;
     int first_tile = -1;
     int contexts = 0;
     int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
-    bool join = false;
-    const DecodeWalk joined = now;
-    typename Work::Constants coming = constants;
+    if (p.cluster > 1)
+        dev::cluster_wait();  // all have started: their shared memory may be written
     for (int i = 0; i < count; ++i) {
         if (first_tile < 0) {
             first_tile = now.tile;
@@ -535,17 +573,15 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
                 else
                     dev::copy_wait<STAGES - 2>();
             }
-            constants.slot = coming.slot;
-#pragma unroll
-            for (int x = 0; x < D / 64; ++x)
-                constants.turns[x] = coming.turns[x];
+            if (contexts > 0)
+                work.load_constants(constants, now);
             work.begin(now, now.tiles - now.tile <= count - i, contexts == 0 ? -1 : contexts & 1, constants, q);
             state.clear();
             ++contexts;
             if (now.tiles - now.tile < count - i) {
                 const DecodeWalk next = next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
                 work.fetch_rows(next, contexts & 1);
-                work.load_constants(coming, next);
+                work.prefetch_constants(next);
                 rows_since = i + STAGES - 1;
             }
         }
@@ -560,18 +596,21 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
             work.add_slice(state, q, work.ring + static_cast<uint32_t>(stage * Shape::kStageBytes), now.length - first);
         }
         if (now.tile == now.tiles - 1 || i == count - 1) {
-            work.end(state, now, first_tile, stage, shares, before);
-            join = join || (first_tile > 0 && now.tile == now.tiles - 1);
+            work.end(state, now, first_tile, stage, shares, before, clustered);
             first_tile = -1;
         }
         step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
     }
-    if (join)
-        work.join_parts(joined, shares, before);
+    if (clustered && cluster_tiles > 1) {
+        dev::cluster_arrive();
+        dev::cluster_wait();
+        if (block % p.cluster == p.cluster - 1)
+            work.join_cluster(cluster_sequence, cluster_head, cluster_tiles);
+    }
 }
 
 template <Elem E>
-DecodeParams<E> decode_params(const DecodeAttention& a, int l2_tiles) {
+DecodeParams<E> decode_params(const DecodeAttention& a) {
     using T = typename dev::Number<E>::Type;
     DecodeParams<E> p{};
     p.q = static_cast<const T*>(a.q);
@@ -588,14 +627,15 @@ DecodeParams<E> decode_params(const DecodeAttention& a, int l2_tiles) {
     p.kv_heads = static_cast<int>(a.base.kv.kv_heads);
     p.group = static_cast<int>(a.base.heads / a.base.kv.kv_heads);
     p.scale_log2 = a.base.scale * 1.4426950408889634f;
-    // The parts first, then their marks: as decode_workspace_bytes adds them up.
+    // The counters, which must be zero, lie at the same place for every batch and grid that uses this memory.
     auto* bytes = static_cast<unsigned char*>(a.workspace);
-    p.parts = reinterpret_cast<float*>(bytes);
-    bytes += static_cast<size_t>(a.splits) * 2 * 8 * a.base.kv.head_dim * sizeof(float);
+    p.arrived = reinterpret_cast<int*>(bytes);
+    bytes += kDecodeContextsMax * sizeof(int);
     p.marks = reinterpret_cast<float2*>(bytes);
+    bytes += static_cast<size_t>(a.splits) * 2 * 8 * sizeof(float2);
+    p.parts = reinterpret_cast<float*>(bytes);
     if (a.fused != nullptr) {
         p.early = a.early;
-        p.l2_tiles = l2_tiles;
         p.qkv = static_cast<const T*>(a.fused->qkv);
         p.q_norm = a.fused->q_norm;
         p.k_norm = a.fused->k_norm;
@@ -606,11 +646,24 @@ DecodeParams<E> decode_params(const DecodeAttention& a, int l2_tiles) {
     return p;
 }
 
-template <Elem E, int D, int WARPS, int STAGES, int PER_SM, int L2_TILES = 2>
-cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a) {
+/// Blocks of a cluster: where `splits` is a few times the number of contexts, a cluster for each.
+inline uint32_t decode_cluster(const DecodeAttention& a) {
+    const uint32_t contexts = a.base.sequences * a.base.kv.kv_heads;
+    for (const uint32_t size : {8u, 4u, 2u})
+        if (contexts * size == a.splits)
+            return size;
+    return 1;
+}
+
+/// `clusters`: whether the device has them.
+template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool clusters) {
     using Shape = DecodeShape<D, WARPS, STAGES>;
-    return launch_kernel(launch, decode_kernel<E, D, WARPS, STAGES, PER_SM>, a.splits, Shape::kThreads,
-                         Shape::shared(a.base.sequences), decode_params<E>(a, L2_TILES));
+    const uint32_t cluster = clusters ? decode_cluster(a) : 1;
+    DecodeParams<E> p = decode_params<E>(a);
+    p.cluster = static_cast<int>(cluster);
+    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, PER_SM>>(
+        launch, a.splits, Shape::kThreads, Shape::shared(a.base.sequences, cluster, a.base.heads / a.base.kv.kv_heads), p, cluster);
 }
 
 }  // namespace baton::backend::cuda

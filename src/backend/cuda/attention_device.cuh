@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "backend/cuda/common.hpp"
@@ -70,6 +71,38 @@ __device__ __forceinline__ void wait_for_earlier() {
 #endif
 }
 
+/// Halves of a barrier of all threads of a cluster: writes to each other's shared memory before the arrival are seen after
+/// the wait.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// The place that `address` has in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+#else
+    (void)rank;
+    return address;
+#endif
+}
+__device__ __forceinline__ void store_in_cluster(uint32_t to, float v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+#else
+    (void)to;
+    (void)v;
+#endif
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 /// Copies 16 bytes to shared memory; with `read` false it writes 16 zero bytes and reads nothing.
@@ -77,15 +110,8 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool read)
     const int bytes = read ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-/// Brings `bytes` (a multiple of 16) into the L2 cache. Nothing where the device has no such instruction.
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-    (void)from;
-    (void)bytes;
-#endif
-}
+/// Asks for a line to be brought nearer.
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
@@ -105,6 +131,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                  : "memory");
 }
 
+/// Turns an 8 × 8 matrix of 16-bit numbers, held as a fragment by a warp, over its diagonal.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t v) {
+    uint32_t t;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(v));
+    return t;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -122,20 +155,60 @@ __device__ __forceinline__ float quad_sum(float v) {
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
+/// Over the eight lanes that hold one column of an accumulator tile.
+__device__ __forceinline__ float column_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 4));
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 8));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 16));
+}
+__device__ __forceinline__ float column_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 4);
+    v += __shfl_xor_sync(0xffffffffu, v, 8);
+    return v + __shfl_xor_sync(0xffffffffu, v, 16);
+}
+
 }  // namespace baton::backend::cuda::dev
 
 namespace baton::backend::cuda {
 
-/// Launches `kernel` with one parameter block; with `launch.pdl` it may overlap the end of the kernel before it.
-template <class Params>
-cudaError_t launch_kernel(const Launch& launch, void (*kernel)(Params), unsigned grid, unsigned threads, size_t shared,
-                          const Params& params) {
+/// What a launch needs to know of the current device. Asking the runtime each time would cost more than the launch.
+struct DeviceTraits {
+    cudaError_t error = cudaSuccess;
+    int index = 0;
+    int major = 0;
+    int minor = 0;
+    int multiprocessors = 0;
+    int shared_max = 0;  ///< bytes of shared memory a block may ask for
+    int compiled = 0;    ///< the architecture that the code which runs here was compiled for, e.g. 90: not more than the device's
+};
+const DeviceTraits& current_device();
+
+/// Lets a kernel use all of the shared memory there is, once per device. Any thread.
+template <auto Kernel>
+cudaError_t allow_shared(const DeviceTraits& device) {
+    static std::atomic<uint64_t> done{0};
+    const uint64_t bit = 1ull << device.index;
+    if ((done.load(std::memory_order_relaxed) & bit) != 0)
+        return cudaSuccess;
+    const auto* function = reinterpret_cast<const void*>(Kernel);
+    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_max);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error == cudaSuccess)
+        done.fetch_or(bit, std::memory_order_relaxed);
+    return error;
+}
+
+/// Launches `Kernel` with one parameter block, in clusters of so many thread blocks; with `launch.pdl` it may overlap the end
+/// of the kernel before it.
+template <auto Kernel, class Params>
+cudaError_t launch_kernel(const Launch& launch, unsigned grid, unsigned threads, size_t shared, const Params& params,
+                          unsigned cluster = 1) {
+    const DeviceTraits& device = current_device();
+    if (device.error != cudaSuccess)
+        return device.error;
     if (shared > 48 * 1024) {
-        const auto* function = reinterpret_cast<const void*>(kernel);
-        cudaError_t error =
-            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        if (error == cudaSuccess)
-            error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        const cudaError_t error = allow_shared<Kernel>(device);
         if (error != cudaSuccess)
             return error;
     }
@@ -144,12 +217,21 @@ cudaError_t launch_kernel(const Launch& launch, void (*kernel)(Params), unsigned
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = launch.stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = launch.pdl ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, params);
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (launch.pdl) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = cluster;
+        attributes[count].val.clusterDim.y = 1;
+        attributes[count++].val.clusterDim.z = 1;
+    }
+    config.attrs = attributes;
+    config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, Kernel, params);
 }
 
 }  // namespace baton::backend::cuda

@@ -382,8 +382,8 @@ inline unsigned prefill_grid(const PrefillAttention& a, unsigned tile_rows) {
 template <Elem E, int D, int WARPS, int MT, int TOKENS>
 cudaError_t launch_prefill(const Launch& launch, const PrefillAttention& a) {
     using Shape = PrefillShape<D, WARPS, MT, TOKENS>;
-    return launch_kernel(launch, prefill_kernel<E, D, WARPS, MT, TOKENS>, prefill_grid(a, Shape::kRows), Shape::kThreads,
-                         Shape::kShared, prefill_params<E>(a));
+    return launch_kernel<prefill_kernel<E, D, WARPS, MT, TOKENS>>(launch, prefill_grid(a, Shape::kRows), Shape::kThreads,
+                                                                  Shape::kShared, prefill_params<E>(a));
 }
 
 }  // namespace baton::backend::cuda

@@ -22,13 +22,10 @@ EncodeTiled find_encode() {
 /// Tiles of 64 rows where tiles of 128 would leave half of the multiprocessors idle: a row's bits are the same in both.
 template <Elem E, int D>
 cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
-    int device = 0;
-    int multiprocessors = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess)
-        return error;
+    const DeviceTraits& device = current_device();
+    if (device.error != cudaSuccess)
+        return device.error;
+    const int multiprocessors = device.multiprocessors;
     if (prefill_grid(a, 128) * 2 <= static_cast<unsigned>(multiprocessors) || a.rows_max * (a.base.heads / a.base.kv.kv_heads) <= 64)
         return launch_prefill_90<E, D, 1>(launch, a, multiprocessors);
     return launch_prefill_90<E, D, 2>(launch, a, multiprocessors);
@@ -60,16 +57,9 @@ cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const
 }
 
 bool runs_prefill_90() {
-    int device = 0;
-    int major = 0;
-    int minor = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || major != 9 || minor != 0)
-        return false;
-    // A build without sm_90a runs here from older PTX, whose kernel is empty.
-    cudaFuncAttributes attributes{};
-    return cudaFuncGetAttributes(&attributes, prefill_kernel_90<Elem::kBF16, 128, 2>) == cudaSuccess && attributes.ptxVersion >= 90;
+    // A build without sm_90a runs there from older PTX, in which the kernel is empty.
+    const DeviceTraits& device = current_device();
+    return device.error == cudaSuccess && device.major == 9 && device.minor == 0 && device.compiled >= 90;
 }
 
 cudaError_t prefill_attention_90(const Launch& launch, const PrefillAttention& args) {

@@ -445,7 +445,7 @@ cudaError_t launch_prefill_90(const Launch& launch, const PrefillAttention& a, i
     if (error != cudaSuccess)
         return error;
     const int grid = p.tiles < multiprocessors ? p.tiles : multiprocessors;
-    return launch_kernel(launch, prefill_kernel_90<E, D, GROUPS>, static_cast<unsigned>(grid), Shape::kThreads, Shape::kShared, p);
+    return launch_kernel<prefill_kernel_90<E, D, GROUPS>>(launch, static_cast<unsigned>(grid), Shape::kThreads, Shape::kShared, p);
 }
 
 }  // namespace baton::backend::cuda

@@ -143,7 +143,7 @@ cudaError_t append(const Launch& launch, const RopeAppend& a) {
     p.slots = a.slots;
     const uint64_t threads = static_cast<uint64_t>(a.rows) * (a.heads + 2 * a.kv.kv_heads) * (D / 16);
     const auto grid = static_cast<unsigned>((threads + kAppendThreads - 1) / kAppendThreads);
-    return launch_kernel(launch, append_kernel<E, D>, grid, kAppendThreads, 0, p);
+    return launch_kernel<append_kernel<E, D>>(launch, grid, kAppendThreads, 0, p);
 }
 
 }  // namespace
