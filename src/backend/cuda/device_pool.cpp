@@ -206,9 +206,12 @@ void CudaDevicePool::unmap(uint32_t id) {
         peers_.erase(it);
     }
     if (!peer.ipc) return;
-    (void)cudaSetDevice(device_);
-    (void)cudaIpcCloseMemHandle(peer.base);
-    (void)cudaGetLastError();
+    // The driver may wait for the device's running work.
+    background_.run([device = device_, base = peer.base] {
+        (void)cudaSetDevice(device);
+        (void)cudaIpcCloseMemHandle(base);
+        (void)cudaGetLastError();
+    });
 }
 
 Expected<uint64_t> CudaDevicePool::pull(uint32_t id, const PageCopy& copy) {

@@ -126,7 +126,8 @@ class CudaDevicePool final : public DevicePool {
     std::mutex mutex_;  ///< guards peers_
     uint32_t next_peer_ = 1;
     std::map<uint32_t, Peer> peers_;
-    NcclRuntime nccl_;
+    Background background_;
+    NcclRuntime nccl_{background_};
 };
 
 }  // namespace baton::backend::cuda

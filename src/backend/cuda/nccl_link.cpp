@@ -23,6 +23,25 @@
 
 namespace baton::backend::cuda {
 
+Background::~Background() {
+    for (Job& job : jobs_) job.thread.join();
+}
+
+void Background::run(std::function<void()> job) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(jobs_, [](Job& j) {
+        if (!j.ended->load()) return false;
+        j.thread.join();
+        return true;
+    });
+    auto ended = std::make_shared<std::atomic<bool>>(false);
+    jobs_.push_back({std::thread([job = std::move(job), ended] {
+                         job();
+                         ended->store(true);
+                     }),
+                     ended});
+}
+
 #if BATON_HAS_NCCL
 
 struct NcclApi {
@@ -153,8 +172,8 @@ void pair_job(Channel& c) {
 /// The link's user end. NCCL calls go out one at a time: the next only when the communicator is at ease.
 class NcclLink final : public DeviceLink {
   public:
-    NcclLink(NcclRuntime& runtime, CudaDevicePool& pool, std::shared_ptr<Channel> channel)
-        : runtime_(runtime), pool_(pool), c_(std::move(channel)) {}
+    NcclLink(Background& background, CudaDevicePool& pool, std::shared_ptr<Channel> channel)
+        : background_(background), pool_(pool), c_(std::move(channel)) {}
     ~NcclLink() override { NcclLink::give_up("closed"); }
 
     [[nodiscard]] State state() override { return c_->state.load(); }
@@ -191,7 +210,7 @@ class NcclLink final : public DeviceLink {
 
     void give_up(std::string_view reason) override {
         // A link that still pairs is ended by the thread that pairs it.
-        if (c_->fail_with(reason) == State::kReady) runtime_.run(c_, abort_job);
+        if (c_->fail_with(reason) == State::kReady) background_.run([c = c_] { abort_job(*c); });
     }
 
   private:
@@ -249,19 +268,13 @@ class NcclLink final : public DeviceLink {
         return broken();
     }
 
-    NcclRuntime& runtime_;
+    Background& background_;
     CudaDevicePool& pool_;
     std::shared_ptr<Channel> c_;
     Phase phases_[kBuffers] = {};
     std::deque<Move> waiting_;  ///< the front one may be launched, and not yet taken by NCCL
     bool launched_ = false;
 };
-
-NcclRuntime::NcclRuntime() = default;
-
-NcclRuntime::~NcclRuntime() {
-    for (Job& job : jobs_) job.thread.join();
-}
 
 Expected<void> NcclRuntime::load() {
     const std::lock_guard lock(mutex_);
@@ -308,31 +321,14 @@ Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, st
     channel->api = api_;
     channel->device = pool.device();
     channel->sender = sender;
-    run(channel, pair_job);
-    return std::make_unique<NcclLink>(*this, pool, std::move(channel));
-}
-
-void NcclRuntime::run(std::shared_ptr<Channel> channel, void (*job)(Channel&)) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(jobs_, [](Job& j) {
-        if (!j.ended->load()) return false;
-        j.thread.join();
-        return true;
-    });
-    auto ended = std::make_shared<std::atomic<bool>>(false);
-    jobs_.push_back({std::thread([channel = std::move(channel), job, ended] {
-                         job(*channel);
-                         ended->store(true);
-                     }),
-                     ended});
+    background_.run([channel] { pair_job(*channel); });
+    return std::make_unique<NcclLink>(background_, pool, std::move(channel));
 }
 
 #else  // built without nccl.h
 
 struct NcclApi {};
 
-NcclRuntime::NcclRuntime() = default;
-NcclRuntime::~NcclRuntime() = default;
 Expected<void> NcclRuntime::load() { return fail(ErrorCode::kUnavailable, "this build has no NCCL"); }
 Expected<std::vector<uint8_t>> NcclRuntime::make_id() { return fail(ErrorCode::kUnavailable, "this build has no NCCL"); }
 Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool&, std::span<const uint8_t>, bool) {

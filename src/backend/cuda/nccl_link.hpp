@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -25,14 +26,30 @@ inline constexpr int kLinkCtas = 8;
 /// Both sides must have come within this time of the call.
 inline constexpr int64_t kPairTimeoutMs = 20'000;
 
-/// NCCL, opened at run time, and the threads that pair and abort. Owned by a pool.
+/// Runs what may take long, each on a thread of its own, so that whoever moves KV does not wait for it. Any thread.
+class Background {
+  public:
+    Background() = default;
+    /// Waits for all.
+    ~Background();
+    Background(const Background&) = delete;
+    Background& operator=(const Background&) = delete;
+    void run(std::function<void()> job);
+
+  private:
+    struct Job {
+        std::thread thread;
+        std::shared_ptr<std::atomic<bool>> ended;
+    };
+    std::mutex mutex_;
+    std::vector<Job> jobs_;
+};
+
+/// NCCL, opened at run time. Pairings and aborts run in the background. Owned by a pool.
 class NcclRuntime {
   public:
-    NcclRuntime();
-    /// Waits for pairings and aborts under way: links gave up before.
-    ~NcclRuntime();
-    NcclRuntime(const NcclRuntime&) = delete;
-    NcclRuntime& operator=(const NcclRuntime&) = delete;
+    /// `background` outlives it and every link.
+    explicit NcclRuntime(Background& background) : background_(background) {}
 
     /// Opens libnccl.so.2 at the first call; kUnavailable with the reason where that fails. Any thread.
     Expected<void> load();
@@ -42,18 +59,11 @@ class NcclRuntime {
     struct Channel;
 
   private:
-    friend class NcclLink;
-    void run(std::shared_ptr<Channel> channel, void (*job)(Channel&));
-
-    struct Job {
-        std::thread thread;
-        std::shared_ptr<std::atomic<bool>> ended;
-    };
+    Background& background_;
     std::mutex mutex_;
     bool tried_ = false;
     std::string missing_;
     std::shared_ptr<NcclApi> api_;
-    std::vector<Job> jobs_;
 };
 
 }  // namespace baton::backend::cuda
