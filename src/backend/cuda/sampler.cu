@@ -32,7 +32,7 @@ cudaError_t launch_kernel(const Launch& launch, void (*kernel)(P...), dim3 grid,
 
 /// CTAs a row so that all rows together have about `wanted`, when a CTA takes at least `chunks_each` chunks.
 uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint32_t rows) {
-    return std::clamp((wanted + rows - 1) / rows, 1u, std::min((chunks + chunks_each - 1) / chunks_each, kBlocksMax));
+    return std::clamp(wanted / rows, 1u, std::min((chunks + chunks_each - 1) / chunks_each, kBlocksMax));
 }
 
 }  // namespace

@@ -43,10 +43,6 @@ struct Histogram {
     __device__ uint64_t mass(uint32_t bin) const { return (static_cast<uint64_t>(high[bin]) << 32) | low[bin]; }
 };
 
-__device__ __forceinline__ uint32_t bin_of(float y, float bins_per) {
-    return min(static_cast<uint32_t>(y * bins_per), kBins - 1);
-}
-
 /// A bin that a search found, with what lies before it and up to its end. `bin` is kBins where nothing is that far down.
 struct Found {
     uint32_t bin;
@@ -244,88 +240,6 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
     state.todo = listed <= a.list_max ? Todo::kSorting : Todo::kDescent;
 }
 
-/// The token, from `n` sorted candidates. With kAllListed they are all there are within reach; else all of the wanted bins,
-/// and the sums of the bins complete them.
-template <uint32_t kThreads, uint32_t kMost, bool kAllListed>
-__device__ __forceinline__ uint32_t choose_listed(const Args& a, const Row& row, const RowState& state, uint32_t at,
-                                                  const uint64_t* list, uint32_t n) {
-    constexpr uint32_t kEach = kMost / kThreads;
-    __shared__ uint64_t kept;
-    __shared__ uint64_t cut;
-    __shared__ uint32_t drawn;
-    const uint32_t* counts = a.bin_counts + static_cast<size_t>(at) * kBins;
-    const uint64_t* masses = a.bin_masses + static_cast<size_t>(at) * kBins;
-    const float top = state.max, scale = state.scale;
-    // Rank and weight of all candidates up to each one, also of those not listed.
-    uint32_t rank[kEach], rank_sum = 0;
-    uint64_t up_to[kEach], w[kEach], sum = 0;
-    float weight[kEach];
-    const uint32_t first = threadIdx.x * kEach;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-        const uint32_t j = first + i;
-        w[i] = 0;
-        weight[i] = 0;
-        if (j < n) {
-            const float y = distance(key_value(list[j]), top, scale);
-            weight[i] = weight_at(y);
-            w[i] = units(weight[i]);
-            ++rank_sum;
-            sum += w[i];
-            if constexpr (!kAllListed) {
-                const uint32_t bin = bin_of(y, state.bins_per);
-                const uint32_t earlier = j == 0 ? kBins : bin_of(distance(key_value(list[j - 1]), top, scale), state.bins_per);
-                if (bin != earlier) {  // what lies between the two bins
-                    rank_sum += counts[bin] - (j == 0 ? 0 : counts[earlier + 1]);
-                    sum += masses[bin] - (j == 0 ? 0 : masses[earlier + 1]);
-                }
-            }
-        }
-        rank[i] = rank_sum;
-        up_to[i] = sum;
-    }
-    const uint32_t rank_before = static_cast<uint32_t>(block_exclusive(rank_sum).before);
-    const Prefix before = block_exclusive(sum);
-    if (threadIdx.x == 0) {
-        const uint64_t total = kAllListed ? before.total : state.mass_total;
-        kept = row.top_k == 0 ? state.all : total;
-        cut = kAllListed ? total : state.mass_max;
-        drawn = key_id(list[0]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-        rank[i] += rank_before;
-        up_to[i] += before.before;
-        if (first + i < n && rank[i] == row.top_k) {
-            kept = up_to[i];
-            cut = min(cut, kept);
-        }
-    }
-    __syncthreads();
-    const uint64_t want = row.top_p < 1.0f ? top_p_units(row, kept) : ~uint64_t{0};
-    uint64_t mine = ~uint64_t{0};
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-        if (first + i >= n) continue;
-        if (up_to[i] - w[i] < want && want <= up_to[i]) mine = min(mine, up_to[i]);
-        if (rank[i] > 1 && weight[i] < state.min_p) mine = min(mine, up_to[i] - w[i]);
-    }
-    const uint64_t least = ~block_max(~mine);
-    const uint64_t unit = draw_unit(state.u, min(cut, least));
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
-    __syncthreads();
-    return drawn;
-}
-
-/// A few candidates, collected by one block in shared memory; `count` may run over.
-struct ShortList {
-    alignas(16) uint64_t key[kShort + 2];
-    uint32_t count;
-};
-
 /// Each block has its own part of the row's list: 2^shift places.
 __device__ __forceinline__ uint32_t part_shift() { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(kList / gridDim.x))); }
 
@@ -360,22 +274,8 @@ __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState&
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
         if (has[i]) found.key[atomicAdd(&found.count, 1u)] = key[i];
-    const uint32_t n = static_cast<uint32_t>(all);
-    if (threadIdx.x < 2) found.key[n + threadIdx.x] = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += kWeighThreads) {
-        const uint64_t mine = found.key[i];
-        uint32_t rank = 0;
-#pragma unroll 4
-        for (uint32_t j = 0; j < n; j += 2) {
-            const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(found.key + j);
-            rank += (two.x > mine ? 1 : 0) + (two.y > mine ? 1 : 0);
-        }
-        sorted[rank] = mine;
-    }
-    __syncthreads();
-    return n;
+    rank_found(found, static_cast<uint32_t>(all), sorted);
+    return static_cast<uint32_t>(all);
 }
 
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
@@ -454,7 +354,7 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
     if (bins) {
         const uint32_t most = min(kShort, a.list_max), n = sort_found(found, state, list, most, sorted);
         if (n > most) return end_bins(a, row, at);
-        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort, true>(a, row, state, at, sorted, n));
+        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort>(row, Draw{state.max, state.scale, state.min_p, state.all, state.u}, sorted, n, None{}));
     }
     Chunks chunks;
     chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;

@@ -15,6 +15,7 @@ constexpr uint32_t kChunk = 1024;          ///< logits that one warp looks at: t
 constexpr uint32_t kBins = 2048;           ///< of the histogram over a row's likely part
 constexpr uint32_t kList = 2048;           ///< candidates that are put in order one by one
 constexpr uint32_t kShort = 512;           ///< so few candidates are put in order at once, without a look at the bins
+constexpr uint32_t kEarly = 64;             ///< top-k up to this is served by the first kernel, mostly
 constexpr uint32_t kBlocksMax = 128;       ///< CTAs a row
 constexpr uint32_t kVocabMax = 1u << 20;   ///< bounds the sums of weights in units of 2^-42 by 2^62
 constexpr uint32_t kEditsMax = 1024 + 256; ///< biased and masked ids of a row

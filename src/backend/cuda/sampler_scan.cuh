@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backend/cuda/sampler_device.cuh"
+#include "backend/cuda/sampler_choose.cuh"
 
 /// The first kernel: one look at every logit. It applies edits, finds each chunk's best and sums, and ends greedy rows and
 /// draws from all; rows with top-k, top-p or min-p get the bounds that keep the next kernels' work small.
@@ -210,7 +210,9 @@ __device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, co
 }
 
 /// Distance within which everything lies that top-k, top-p and min-p can keep.
-__device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all) {
+/// `first` gets the chunks with the largest bests, as many as top-k keeps, where those are at most kEarly.
+__device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all,
+                                       uint32_t* first) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ float reach;
     if (row.top_k != 0) {
@@ -224,6 +226,7 @@ __device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chun
             uint32_t better = 0;
 #pragma unroll 8
             for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+            if (better < min(row.top_k, kEarly)) first[better] = c;
             if (better + 1 == row.top_k) reach = distance(key_value(bests[c]), max, row.scale);
         }
         __syncthreads();
@@ -237,6 +240,38 @@ __device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chun
     }
     if (row.min_p > 0.0f) r = fminf(r, 0.01f - logf(row.min_p));
     return fminf(fmaxf(r, 0.0f), kReachMax);
+}
+
+/// The token of a row whose top-k is small: all it can keep lies in the `first` few chunks. kAll where more candidates are
+/// within reach than are put in order at once. The last block of a row calls.
+__device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, const float* logits, const uint32_t* first,
+                                              float reach, const Draw& draw) {
+    __shared__ ShortList found;
+    __shared__ uint64_t sorted[kShort];
+    const uint32_t lane = threadIdx.x & 31;
+    if (threadIdx.x == 0) found.count = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t k = threadIdx.x >> 5; k < row.top_k; k += kScanWarps) {
+        const uint32_t chunk = first[k];
+        float v[kPerLane];
+        load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
+        if (row.penalties != 0) penalise_chunk(a, row, chunk, lane, v);
+#pragma unroll 1
+        for (uint32_t bits = within_reach(v, draw.max, draw.scale, reach); bits != 0; bits &= bits - 1) {
+            const int at = __ffs(static_cast<int>(bits)) - 1;
+            float one = v[0];
+#pragma unroll
+            for (int i = 1; i < kPerLane; ++i) one = i == at ? v[i] : one;
+            const uint32_t to = atomicAdd(&found.count, 1u);
+            if (to < kShort) found.key[to] = make_key(ordered(one), id_of(chunk, lane, at));
+        }
+    }
+    __syncthreads();
+    const uint32_t n = found.count;
+    if (n > min(kShort, a.list_max)) return kAll;
+    rank_found(found, n, sorted);
+    return choose_listed<kScanThreads, kShort>(row, draw, sorted, n, None{});
 }
 
 /// Ends the row or prepares what is left to do. The last block of a row calls.
@@ -275,7 +310,12 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
     if (row.mode != Mode::kGreedy && isfinite(top)) {
         if (row.mode != Mode::kDraw) {
             all = block_sum(all);
-            const float reach = reach_of(a, row, chunks, top, all);
+            __shared__ uint32_t first[kEarly];
+            const float reach = reach_of(a, row, chunks, top, all, first);
+            if (row.top_k != 0 && row.top_k <= min(kEarly, a.chunks)) {
+                id = choose_early(a, row, logits, first, reach, Draw{top, row.scale, row.min_p, all, u});
+                if (id != kAll) return finish_row(a, row, at, id);
+            }
             if (threadIdx.x != 0) return;
             RowState& state = a.states[at];
             state.max = top;

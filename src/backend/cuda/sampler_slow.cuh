@@ -194,6 +194,8 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_
     const float top = state.max, reach = state.reach, bins_per = state.bins_per, scale = state.scale;
     const bool penalties = state.penalties != 0;
     const uint32_t last_bin = state.kept_bins;
+    // No bin beyond the last wanted one is looked at.
+    const float far = fminf(reach, static_cast<float>(last_bin + 1) / bins_per * 1.0001f);
     uint64_t* list = a.list + static_cast<size_t>(at) * kList;
     if (threadIdx.x < kBins / 32) wanted[threadIdx.x] = state.wanted[threadIdx.x];
     __syncthreads();
@@ -201,13 +203,13 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_
 #pragma unroll 1
     for (uint32_t chunk = blockIdx.x * kWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kWarps) {
         const float nearest = distance(key_value(a.keys[partial + chunk]), top, scale);
-        if (!(nearest <= reach) || bin_of(nearest, bins_per) > last_bin) continue;
+        if (!(nearest <= far)) continue;
         uint32_t bits = 0;
         {
             float v[kPerLane];
             load_chunk<Via::kOwnCache>(logits, a.vocab, chunk, lane, v);
             if (penalties) penalise_chunk(a, row, chunk, lane, v);
-            bits = within_reach(v, top, scale, reach);
+            bits = within_reach(v, top, scale, far);
         }
 #pragma unroll 1
         for (uint32_t left = bits; left != 0; left &= left - 1) {
@@ -234,7 +236,10 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_
     for (uint32_t i = threadIdx.x; i < power; i += kChooseThreads) scratch.list[i] = i < n ? __ldcg(list + i) : 0;
     sort_list(scratch.list, power);
     if (threadIdx.x == 0) state.listed = 0;
-    finish_row(a, row, at, choose_listed<kChooseThreads, kList, false>(a, row, state, at, scratch.list, n));
+    const Draw draw{top, scale, state.min_p, state.all, state.u};
+    const FromBins bins{a.bin_counts + static_cast<size_t>(at) * kBins, a.bin_masses + static_cast<size_t>(at) * kBins, bins_per,
+                        state.mass_total, state.mass_max};
+    finish_row(a, row, at, choose_listed<kChooseThreads, kList>(row, draw, scratch.list, n, bins));
 }
 
 }  // namespace baton::backend::cuda::sampling
