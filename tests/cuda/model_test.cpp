@@ -68,12 +68,16 @@ TEST_P(Model, PrefillAgreesWithFloat64) {
     ASSERT_TRUE(rig);
     Rng rng(11);
     for (const uint32_t n : {1u, 2u, 15u, 16u, 17u, 63u, 130u}) {
-        Seq s = rig.add(random_ids(rng, n, rig.vocab()), n);
-        const auto got = rig.step({{&s, n}});
-        ASSERT_EQ(got.size(), 1u);
-        EXPECT_LT(relative_error(got[0], reference(plan, s.ids, n)), kTolerance) << n << " tokens";
-        ASSERT_EQ(rig.tokens().size(), 1u);
-        EXPECT_EQ(rig.tokens()[0].id, std::max_element(got[0].begin(), got[0].end()) - got[0].begin());
+        const auto ids = random_ids(rng, n, rig.vocab());
+        const auto want = reference(plan, ids, n);
+        for (int round = 0; round < 4; ++round) {  // by itself, then as a graph, from either buffer
+            Seq s = rig.add(ids, n);
+            const auto got = rig.step({{&s, n}});
+            ASSERT_EQ(got.size(), 1u);
+            EXPECT_LT(relative_error(got[0], want), kTolerance) << n << " tokens, round " << round;
+            ASSERT_EQ(rig.tokens().size(), 1u);
+            EXPECT_EQ(rig.tokens()[0].id, std::max_element(got[0].begin(), got[0].end()) - got[0].begin());
+        }
     }
 }
 
@@ -298,12 +302,20 @@ TEST(CudaBackend, ProgressWordsSayWhenLayersAreDone) {
     slice.logits = true;
     slice.sequence = &s.wire;
     slice.progress = words + 5;
-    slice.progress_base = 1234;
-    ASSERT_TRUE(rig.backend().submit({s.ids, std::span(&slice, 1)}));
     std::vector<wire::Token> tokens;
+    for (uint64_t round = 0; round < 6; ++round) {
+        slice.progress_base = 1234 + round;
+        slice.logits = round < 5;  // the last one runs eagerly
+        ASSERT_TRUE(rig.backend().submit({s.ids, std::span(&slice, 1)}));
+        ASSERT_TRUE(rig.backend().collect(tokens));
+        EXPECT_EQ(words[5], 1234 + round + (uint64_t{plan.shape.layers} << 48));
+        EXPECT_EQ(words[4], 0u);
+    }
+    slice.progress = nullptr;
+    slice.logits = true;
+    ASSERT_TRUE(rig.backend().submit({s.ids, std::span(&slice, 1)}));
     ASSERT_TRUE(rig.backend().collect(tokens));
-    EXPECT_EQ(words[5], 1234 + (uint64_t{plan.shape.layers} << 48));
-    EXPECT_EQ(words[4], 0u);
+    EXPECT_EQ(words[5], 1239 + (uint64_t{plan.shape.layers} << 48));
     uint64_t elsewhere = 0;
     slice.progress = &elsewhere;
     EXPECT_FALSE(rig.backend().submit({s.ids, std::span(&slice, 1)}));

@@ -10,36 +10,8 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr auto kSpin = std::chrono::milliseconds(2);  // then the thread sleeps until the device wakes it
-constexpr uint32_t kProgressParts = 8;                // times a step says how far it is
 
 }  // namespace
-
-/// Tells the watchers of a step how many layers are done, every few layers and at the end.
-class CudaBackend::StepProgress final : public Progress {
-  public:
-    StepProgress(const CudaBackend& backend, const Batch& batch)
-        : layers_(backend.shape().layers), every_(std::max(1u, layers_ / kProgressParts)) {
-        for (const Slice& s : batch.slices)
-            if (s.progress != nullptr) words_.emplace_back(backend.device_word(s.progress), s.progress_base);
-    }
-    cudaError_t layers_done(cudaStream_t stream, uint32_t layers) override {
-        if (layers % every_ != 0 && layers != layers_) return cudaSuccess;
-        for (size_t at = 0; at < words_.size(); at += kProgressWords) {
-            ProgressWords part;
-            for (size_t i = at; i < std::min(words_.size(), at + kProgressWords); ++i, ++part.count) {
-                part.word[part.count] = words_[i].first;
-                part.value[part.count] = words_[i].second + (uint64_t{layers} << 48);
-            }
-            if (const cudaError_t status = publish_progress(stream, part); status != cudaSuccess) return status;
-        }
-        return cudaSuccess;
-    }
-
-  private:
-    uint32_t layers_;
-    uint32_t every_;
-    std::vector<std::pair<uint64_t*, uint64_t>> words_;
-};
 
 CudaBackend::~CudaBackend() {
     static_cast<void>(cudaSetDevice(static_cast<int>(options_.device)));
@@ -66,9 +38,12 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
     BATON_TRY(input_.check(batch));
     BATON_TRY(enter());
-    for (const Slice& s : batch.slices)
-        if (s.progress != nullptr && device_word(s.progress) == nullptr)
-            return fail(ErrorCode::kInvalidArgument, "a progress word lies outside the shared memory");
+    progress_.clear();
+    for (const Slice& s : batch.slices) {
+        if (s.progress == nullptr) continue;
+        progress_.push_back({device_word(s.progress), s.progress_base});
+        if (progress_.back().word == nullptr) return fail(ErrorCode::kInvalidArgument, "a progress word lies outside the shared memory");
+    }
     const Arrangement& step = input_.arrange(batch, next_buffer_);
     if (auto queued = enqueue(batch, step); !queued) return fault(std::move(queued).error());
     next_buffer_ = (next_buffer_ + 1) % kDepth;
@@ -87,11 +62,11 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
     }
     // Input and settings come and results go on streams of their own, so that copies hold up no step. Counts of tokens are
     // what steps before this one still work on: they are brought up to date in the order of the steps.
-    BATON_CUDA_TRY(input_.upload(uploads_.get(), batch, step), "a step's input");
+    BATON_CUDA_TRY(input_.upload(uploads_.get(), batch, step, progress_), "a step's input");
     BATON_TRY(sampler_->prepare(counts ? stream_.get() : uploads_.get(), buffer, requests_));
     BATON_CUDA_TRY(cudaEventRecord(uploaded_[buffer].get(), uploads_.get()), "a step's input");
     BATON_CUDA_TRY(cudaStreamWaitEvent(stream_.get(), uploaded_[buffer].get(), 0), "a step's input");
-    BATON_TRY(run(batch, step));
+    BATON_TRY(run(step));
     BATON_CUDA_TRY(cudaEventRecord(ran_[buffer].get(), stream_.get()), "a step");
     BATON_CUDA_TRY(cudaStreamWaitEvent(results_.get(), ran_[buffer].get(), 0), "a step's result");
     BATON_CUDA_TRY(sampler_->fetch(results_.get(), buffer), "a step's result");
@@ -101,27 +76,23 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
     return {};
 }
 
-Expected<void> CudaBackend::run(const Batch& batch, const Arrangement& step) {
+Expected<void> CudaBackend::run(const Arrangement& step) {
     StepShape shape = step.shape;
     shape.splits = splits(shape.decode, step.kv_max);
-    if (!step.decode_only) {
-        StepProgress progress(*this, batch);
-        BATON_CUDA_TRY(run_pass(setup_, launch(), shape, step.watched ? &progress : nullptr), "a step's kernels");
-        return {};
-    }
-    const auto graph = graphs_.find(shape);
+    const auto graph = step.graph ? graphs_.find(shape) : graphs_.end();
     if (graph != graphs_.end()) {
         BATON_CUDA_TRY(cudaGraphLaunch(graph->second.get(), stream_.get()), "a step's graph");
         return {};
     }
     // The first step of a shape runs by itself, which loads the kernels; its graph is made while the device works.
-    BATON_CUDA_TRY(run_pass(setup_, launch(), shape, nullptr), "a step's kernels");
+    BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step's kernels");
+    if (!step.graph) return {};
     return capture(shape);
 }
 
 Expected<void> CudaBackend::capture(const StepShape& shape) {
     BATON_CUDA_TRY(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capturing a step");
-    const cudaError_t launched = run_pass(setup_, launch(), shape, nullptr);
+    const cudaError_t launched = run_pass(setup_, launch(), shape);
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &graph);
     if (launched != cudaSuccess || ended != cudaSuccess) {

@@ -51,7 +51,6 @@ class CudaBackend final : public DeviceBackend {
         uint32_t buffer = 0;
         uint32_t logits = 0;
     };
-    class StepProgress;
 
     explicit CudaBackend(const CudaOptions& options) : options_(options) {}
     // Start-up, in this order.
@@ -68,7 +67,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] uint32_t splits(uint32_t decode, uint32_t kv_max) const;
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
-    Expected<void> run(const Batch& batch, const Arrangement& step);
+    Expected<void> run(const Arrangement& step);
     Expected<void> capture(const StepShape& shape);
     [[nodiscard]] uint64_t* device_word(uint64_t* word) const;
     tl::unexpected<Error> fault(Error error);
@@ -102,6 +101,7 @@ class CudaBackend final : public DeviceBackend {
     std::map<StepShape, GraphExec> graphs_;
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
+    std::vector<ProgressWord> progress_;
     std::deque<Flight> flights_;  ///< steps not collected, oldest first
     uint32_t next_buffer_ = 0;
     uint32_t last_logits_ = 0;

@@ -264,7 +264,7 @@ Expected<void> CudaBackend::warm_up() {
                 if (graphs_.contains(shape)) continue;
                 BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape), "warming up");
                 BATON_TRY(sampler_->prepare(stream_.get(), buffer, {}));
-                BATON_CUDA_TRY(run_pass(setup_, launch(), shape, nullptr), "warming up");
+                BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "warming up");
                 BATON_TRY(capture(shape));
                 BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "warming up");
             }

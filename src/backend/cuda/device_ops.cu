@@ -47,11 +47,13 @@ __global__ void noise_kernel(Elem elem, uint16_t* out, size_t n, uint32_t seed) 
     }
 }
 
-__global__ void progress_kernel(const __grid_constant__ ProgressWords words) {
-    if (threadIdx.x >= words.count) return;
-    __threadfence_system();
-    ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system> word(*words.word[threadIdx.x]);
-    word.store(words.value[threadIdx.x], ::cuda::std::memory_order_release);
+__global__ void progress_kernel(const ProgressWord* __restrict__ words, uint32_t count, uint32_t layers) {
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+        if (words[i].word == nullptr) continue;
+        __threadfence_system();
+        ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system> word(*words[i].word);
+        word.store(words[i].base + (uint64_t{layers} << 48), ::cuda::std::memory_order_release);
+    }
 }
 
 }  // namespace
@@ -76,9 +78,9 @@ cudaError_t fill_noise(cudaStream_t stream, Elem elem, void* out, size_t element
     return cudaGetLastError();
 }
 
-cudaError_t publish_progress(cudaStream_t stream, const ProgressWords& words) {
-    if (words.count == 0) return cudaSuccess;
-    progress_kernel<<<1, kProgressWords, 0, stream>>>(words);
+cudaError_t publish_progress(cudaStream_t stream, const ProgressWord* words, uint32_t count, uint32_t layers) {
+    if (count == 0) return cudaSuccess;
+    progress_kernel<<<1, 64, 0, stream>>>(words, count, layers);
     return cudaGetLastError();
 }
 

@@ -20,14 +20,13 @@ cudaError_t rope_table(cudaStream_t stream, const float* inv_freq, uint32_t half
 /// Fills memory with values of about -1 … 1.
 cudaError_t fill_noise(cudaStream_t stream, Elem elem, void* out, size_t elements, uint32_t seed);
 
-constexpr uint32_t kProgressWords = 64;
-/// Words that other processes watch, as the device reaches them, and the values to store there.
-struct ProgressWords {
-    uint32_t count = 0;
-    uint64_t* word[kProgressWords];
-    uint64_t value[kProgressWords];
+/// A word that another process watches, as the device reaches it (null: none), and what is stored there when no layer is done.
+struct ProgressWord {
+    uint64_t* word;
+    uint64_t base;
 };
-/// Stores each value in its word, release order at system scope, after everything the stream did before.
-cudaError_t publish_progress(cudaStream_t stream, const ProgressWords& words);
+/// Stores base + (layers << 48) in each of `count` words, release order at system scope, after everything the stream did
+/// before. `words` is device memory.
+cudaError_t publish_progress(cudaStream_t stream, const ProgressWord* words, uint32_t count, uint32_t layers);
 
 }  // namespace baton::backend::cuda

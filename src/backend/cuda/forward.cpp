@@ -1,5 +1,6 @@
 #include "backend/cuda/forward.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 /// Returns the failure of a launch to the caller.
@@ -12,19 +13,21 @@ namespace baton::backend::cuda {
 
 namespace {
 
+constexpr uint32_t kProgressParts = 8;  // times a step says how far it is
+
 /// The pass of one step: what all its kernels share.
 class Pass {
   public:
     Pass(const PassSetup& setup, const Launch& launch, const StepShape& shape)
         : s_(setup), launch_(launch), shape_(shape), at_(array_offsets(shape)), arrays_(setup.arrays[shape.buffer]) {}
 
-    cudaError_t run(Progress* progress) {
+    cudaError_t run() {
         // Nothing before this kernel may be overlapped: its inputs come from another stream.
         BATON_LAUNCH(embed({launch_.stream, false}, s_.elem, s_.weights->embedding, s_.model.hidden, s_.model.vocab, arrays_ + at_.tokens,
                            arrays_ + at_.states, s_.sampler->last(), shape_.rows, s_.hidden));
         for (uint32_t layer = 0; layer < s_.model.layers; ++layer) {
             BATON_LAUNCH(run_layer(s_.weights->layers[layer], s_.kv[layer]));
-            if (progress != nullptr) BATON_LAUNCH(progress->layers_done(launch_.stream, layer + 1));
+            BATON_LAUNCH(report(layer + 1));
         }
         return run_head();
     }
@@ -98,6 +101,13 @@ class Pass {
         return static_cast<std::byte*>(buffer) + size_t{n} * s_.model.heads * s_.model.head_dim * 2;
     }
 
+    /// Tells the watchers how many layers are done, every few layers and at the end.
+    cudaError_t report(uint32_t layers) {
+        if (shape_.words == 0 || (layers % std::max(1u, s_.model.layers / kProgressParts) != 0 && layers != s_.model.layers))
+            return cudaSuccess;
+        return publish_progress(launch_.stream, reinterpret_cast<const ProgressWord*>(arrays_ + at_.words), shape_.words, layers);
+    }
+
     cudaError_t run_head() {
         if (shape_.logits == 0) return cudaSuccess;
         const void* x = s_.hidden;
@@ -134,11 +144,12 @@ ArrayOffsets array_offsets(const StepShape& shape) {
     take(at.kv_len, shape.sequences());
     take(at.row_begin, shape.prefill > 0 ? shape.prefill + 1 : 0);
     take(at.logit_rows, shape.gather ? shape.logits : 0);
+    take(at.words, shape.words * static_cast<uint32_t>(sizeof(ProgressWord) / sizeof(int32_t)));
     return at;
 }
 
-cudaError_t run_pass(const PassSetup& setup, const Launch& launch, const StepShape& shape, Progress* progress) {
-    return Pass(setup, launch, shape).run(progress);
+cudaError_t run_pass(const PassSetup& setup, const Launch& launch, const StepShape& shape) {
+    return Pass(setup, launch, shape).run();
 }
 
 }  // namespace baton::backend::cuda

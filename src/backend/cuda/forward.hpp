@@ -22,6 +22,7 @@ struct StepShape {
     uint32_t logits = 0;            ///< rows whose logits are wanted
     bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
     uint32_t splits = 1;            ///< of decode attention
+    uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t buffer = 0;            ///< 0 or 1: which upload it reads
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     friend auto operator<=>(const StepShape&, const StepShape&) = default;
@@ -36,6 +37,7 @@ struct ArrayOffsets {
     uint32_t kv_len = 0;     ///< [sequences]
     uint32_t row_begin = 0;  ///< [prefill + 1], counted from the first prefill row
     uint32_t logit_rows = 0; ///< [logits]
+    uint32_t words = 0;      ///< ProgressWord [words]
     uint32_t total = 0;
 };
 [[nodiscard]] ArrayOffsets array_offsets(const StepShape& shape);
@@ -64,14 +66,7 @@ struct PassSetup {
     uint32_t table_stride = 0;
 };
 
-/// Reports how many layers are done to whom it may concern, between the kernels of a step that runs eagerly.
-class Progress {
-  public:
-    virtual ~Progress() = default;
-    virtual cudaError_t layers_done(cudaStream_t stream, uint32_t layers) = 0;
-};
-
-/// The kernels of one step, from token ids to sampled ids. Only launches; may be captured when `progress` is null.
-cudaError_t run_pass(const PassSetup& setup, const Launch& launch, const StepShape& shape, Progress* progress);
+/// The kernels of one step, from token ids to sampled ids. Only launches; may be captured.
+cudaError_t run_pass(const PassSetup& setup, const Launch& launch, const StepShape& shape);
 
 }  // namespace baton::backend::cuda

@@ -8,6 +8,8 @@ namespace baton::backend::cuda {
 
 namespace {
 
+constexpr uint32_t kPromptBuckets[] = {16, 32, 48, 64, 96, 128, 192, 256, 384, 512};  // rows of a short prompt's graph
+
 tl::unexpected<Error> invalid(std::string message) {
     return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
@@ -23,6 +25,7 @@ uint32_t array_values(const StepLimits& limits) {
     widest.prefill = limits.slices_max;
     widest.logits = limits.slices_max;
     widest.gather = true;
+    widest.words = limits.slices_max;
     return array_offsets(widest).total;
 }
 
@@ -126,8 +129,6 @@ const Arrangement& StepInput::arrange(const Batch& batch, uint32_t buffer) {
     a.order.clear();
     a.shape = {};
     a.shape.buffer = buffer;
-    a.decode_only = true;
-    a.watched = false;
     a.kv_max = 0;
     first_row_.clear();
     uint32_t row = 0;
@@ -135,8 +136,7 @@ const Arrangement& StepInput::arrange(const Batch& batch, uint32_t buffer) {
         const Slice& s = batch.slices[i];
         first_row_.push_back(row);
         row += s.tokens;
-        a.decode_only = a.decode_only && s.tokens == 1 && s.logits;
-        a.watched = a.watched || s.progress != nullptr;
+        a.shape.words += s.progress != nullptr ? 1 : 0;
         a.shape.logits += s.logits ? 1 : 0;
         if (s.tokens > 1 || limits_.deterministic) continue;
         a.order.push_back(i);
@@ -151,13 +151,27 @@ const Arrangement& StepInput::arrange(const Batch& batch, uint32_t buffer) {
         a.shape.prefill_rows_max = std::max(a.shape.prefill_rows_max, s.tokens);
     }
     a.shape.rows = row;
-    a.decode_only = a.decode_only && !a.watched;
-    a.shape.gather = !a.decode_only;
-    if (!a.decode_only) return a;
-    const uint32_t bucket = *std::lower_bound(buckets_.begin(), buckets_.end(), row);
-    a.shape.rows = a.shape.logits = bucket;
-    (limits_.deterministic ? a.shape.prefill : a.shape.decode) = bucket;
+    pad_to_bucket(batch);
     return a;
+}
+
+/// Steps that come again and again get one of few shapes: decode rows alone, and one prompt that is short (it would be bound
+/// by the launches; where more is computed, they are hidden behind it).
+void StepInput::pad_to_bucket(const Batch& batch) {
+    Arrangement& a = arrangement_;
+    const bool decode = a.shape.words == 0 && a.shape.logits == a.shape.rows && a.shape.rows == batch.slices.size();
+    const auto up = [](std::span<const uint32_t> buckets, uint32_t n) { return *std::lower_bound(buckets.begin(), buckets.end(), n); };
+    a.graph = decode;
+    a.shape.gather = !decode;
+    if (decode) {
+        a.shape.rows = a.shape.logits = up(buckets_, a.shape.rows);
+        (limits_.deterministic ? a.shape.prefill : a.shape.decode) = a.shape.rows;
+    } else if (batch.slices.size() == 1 && a.shape.prefill == 1 && a.shape.logits == 1 && !limits_.deterministic &&
+               a.shape.rows <= kPromptBuckets[std::size(kPromptBuckets) - 1] && up(kPromptBuckets, a.shape.rows) <= limits_.tokens_max) {
+        a.graph = true;
+        a.shape.rows = a.shape.prefill_rows_max = up(kPromptBuckets, a.shape.rows);
+        a.shape.words = 1;
+    }
 }
 
 int2* StepInput::patches(uint32_t buffer) const {
@@ -221,14 +235,17 @@ void StepInput::pad(const StepShape& shape, uint32_t rows, uint32_t sequences, i
         out[at.kv_len + s] = 0;
         if (shape.prefill > 0) out[at.row_begin + s - shape.decode] = static_cast<int32_t>(rows + (s - sequences) - shape.decode);
     }
-    if (shape.prefill > 0) out[at.row_begin + shape.prefill] = static_cast<int32_t>(shape.rows - shape.decode);
+    // A padding sequence has one row; what is left of a padded prompt belongs to none.
+    if (shape.prefill > 0) out[at.row_begin + shape.prefill] = static_cast<int32_t>(rows + (shape.sequences() - sequences) - shape.decode);
 }
 
-cudaError_t StepInput::upload(cudaStream_t stream, const Batch& batch, const Arrangement& step) {
+cudaError_t StepInput::upload(cudaStream_t stream, const Batch& batch, const Arrangement& step, std::span<const ProgressWord> words) {
     const uint32_t buffer = step.shape.buffer;
     auto* host = host_[buffer].as<int32_t>();
     patch_count_ = 0;
     fill_rows(batch, step, host);
+    auto* progress = reinterpret_cast<ProgressWord*>(host + array_offsets(step.shape).words);
+    for (uint32_t i = 0; i < step.shape.words; ++i) progress[i] = i < words.size() ? words[i] : ProgressWord{nullptr, 0};
     return upload_rows(stream, host, device_[buffer].as<int32_t>(), array_offsets(step.shape).total, patches(buffer), patch_count_,
                        table_[buffer].as<int32_t>());
 }

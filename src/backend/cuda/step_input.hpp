@@ -26,9 +26,8 @@ struct StepLimits {
 struct Arrangement {
     std::vector<uint32_t> order;  ///< slices, those for decode attention first
     StepShape shape;              ///< splits not filled in
-    bool decode_only = false;     ///< one row a slice, all with logits: fit for a graph
+    bool graph = false;           ///< padded to a shape that will come again
     uint32_t kv_max = 0;          ///< longest context of the decode rows
-    bool watched = false;         ///< some slice has a progress word
 };
 
 /// The two uploads of a backend: steps' arrays and block tables in page-locked memory and where they go on the device.
@@ -41,8 +40,9 @@ class StepInput {
     [[nodiscard]] Expected<void> check(const Batch& batch);
     /// Decides how the batch is run in `buffer`; the reference is good until the next call.
     const Arrangement& arrange(const Batch& batch, uint32_t buffer);
-    /// Fills the buffer's page-locked memory and enqueues the kernel that brings it to the device.
-    cudaError_t upload(cudaStream_t stream, const Batch& batch, const Arrangement& step);
+    /// Fills the buffer's page-locked memory and enqueues the kernel that brings it to the device. `words` are those of the
+    /// slices that have some, in order.
+    cudaError_t upload(cudaStream_t stream, const Batch& batch, const Arrangement& step, std::span<const ProgressWord> words);
     /// The same for a step of padding alone: rows that are computed and written nowhere.
     cudaError_t upload_padding(cudaStream_t stream, const StepShape& shape);
 
@@ -56,6 +56,7 @@ class StepInput {
     [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index, uint64_t rows_before) const;
     [[nodiscard]] Expected<void> check_writers(const Batch& batch);
     void fill_rows(const Batch& batch, const Arrangement& step, int32_t* out);
+    void pad_to_bucket(const Batch& batch);
     [[nodiscard]] int2* patches(uint32_t buffer) const;
     void patch_table(uint32_t buffer, uint32_t row, const Slice& slice);
     void pad(const StepShape& shape, uint32_t rows, uint32_t sequences, int32_t* out) const;
