@@ -10,7 +10,10 @@
 #include "backend/cuda/attention_prefill.hpp"
 #include "backend/cuda/attention_prefill_sm90.cuh"
 
-/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|prefill|prefill90|append]...
+/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|chain2|prefill|prefill90|append]...
+/// Not a part of the build:
+///   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Iinclude -Itests/cuda -o attention_bench
+///        tests/cuda/attention_bench.cu src/backend/cuda/attention_*.cu src/backend/cuda/rope_append.cu
 namespace baton::test {
 namespace {
 
@@ -28,17 +31,6 @@ __global__ void fill_kernel(uint16_t* p, size_t n, uint32_t seed) {
         const __nv_bfloat16 v = __float2bfloat16(static_cast<float>(h & 0xffff) / 32768.0f - 1.0f);
         p[i] = *reinterpret_cast<const uint16_t*>(&v);
     }
-}
-
-/// Stands for the matrix product in front of an attention: all multiprocessors, a given time.
-__global__ void __launch_bounds__(256, 2) spin_kernel(long long cycles, int* sink) {
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    const long long begin = clock64();
-    while (clock64() - begin < cycles) {
-    }
-    if (cycles < 0)
-        *sink = 1;
 }
 
 /// Median time in microseconds of a graph of what `enqueue` enqueues.
@@ -190,17 +182,47 @@ constexpr Model kModels[] = {{"16/8 d128", 16, 8, 128}, {"32/8 d128", 32, 8, 128
 struct DecodeVariant {
     const char* name;
     bool clusters;
+    int per_sm;
     cudaError_t (*d128)(const cuda::Launch&, const cuda::DecodeAttention&, bool);
     cudaError_t (*d64)(const cuda::Launch&, const cuda::DecodeAttention&, bool);
 };
-#define BATON_VARIANT(w, s, n, c) \
-    DecodeVariant{#w "w" #s "s" #n #c, c, cuda::launch_decode<Elem::kBF16, 128, w, s, n>, cuda::launch_decode<Elem::kBF16, 64, w, s, n>}
-const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 2, false), BATON_VARIANT(8, 2, 2, true), BATON_VARIANT(8, 3, 2, false),
-                                 BATON_VARIANT(8, 3, 2, true)};
+/// Warps, stages, size of a slice, blocks a multiprocessor that registers are kept for, blocks a multiprocessor launched.
+#define BATON_VARIANT(w, s, u, n, g, c)                                                                          \
+    DecodeVariant{#w "w" #s "s" #u "u" #n "r" #g "g" #c, c, g, cuda::launch_decode<Elem::kBF16, 128, w, s, u, n>, \
+                  cuda::launch_decode<Elem::kBF16, 64, w, s, u, n>}
+const DecodeVariant kChain[] = {BATON_VARIANT(8, 2, 1, 2, 1, 0), BATON_VARIANT(8, 2, 1, 2, 1, 1), BATON_VARIANT(8, 2, 1, 1, 1, 1),
+                                BATON_VARIANT(4, 2, 2, 3, 1, 0), BATON_VARIANT(4, 2, 2, 3, 1, 1), BATON_VARIANT(4, 3, 1, 4, 1, 1)};
+const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 1, 2, 1, 0), BATON_VARIANT(8, 2, 1, 1, 1, 0), BATON_VARIANT(4, 2, 2, 3, 1, 0),
+                                 BATON_VARIANT(4, 3, 1, 4, 2, 0)};
 
-/// Grid of a variant: with clusters as chosen, else a block a multiprocessor.
+/// Grid of a variant: with clusters as chosen, else so many blocks a multiprocessor.
 uint32_t grid_of(const DecodeVariant& v, uint32_t sequences, uint32_t kv_heads, uint32_t length, int sms) {
-    return v.clusters ? cuda::decode_splits(sequences, kv_heads, length, static_cast<uint32_t>(sms)) : static_cast<uint32_t>(sms);
+    return v.clusters ? cuda::decode_splits(sequences, kv_heads, length, static_cast<uint32_t>(sms))
+                      : static_cast<uint32_t>(sms * v.per_sm);
+}
+
+/// Stands for a matrix product of few rows: 16 bytes × LOADS a thread of weights, read ahead of the wait; holds HELD times
+/// four registers.
+template <int LOADS, int HELD>
+__global__ void __launch_bounds__(256, (HELD > 16 ? 2 : 3)) product_kernel(const uint4* weights, const uint4* x, uint4* out) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    uint4 w[HELD];
+    const size_t at = blockIdx.x * size_t{256} * LOADS + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i)
+        asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[i].x), "=r"(w[i].y), "=r"(w[i].z), "=r"(w[i].w)
+                     : "l"(i < LOADS ? weights + at + static_cast<size_t>(i) * 256 : out + ((threadIdx.x + 8 * i) & 255)));
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    uint4 sum = __ldcg(x + threadIdx.x % 64);
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        sum.x += w[i].x * sum.y;
+        sum.y ^= w[i].y + w[i].z;
+        sum.z += w[i].w;
+    }
+    if (sum.x == 12345u && sum.z == 54321u)
+        out[threadIdx.x + 256] = sum;
 }
 
 void bench_decode(int sms) {
@@ -238,22 +260,27 @@ void bench_decode(int sms) {
         }
 }
 
-/// What an attention adds to a chain of matrix products of 2 us, per layer: fused, and fused and early.
+/// What an attention adds to a layer of four matrix products (8, 4, 12 and 6 MB of weights) that prefetch them, in one chain.
+template <int HELD>
 void bench_chain(int sms) {
-    std::printf("chain: us that append + attention add to a layer, fused and early for variants: ");
-    for (const auto& v : kDecode)
+    std::printf("chain, products that hold %d registers: us that a fused attention adds to a layer, early no and yes: ", 4 * HELD);
+    for (const auto& v : kChain)
         std::printf("%s ", v.name);
     std::printf("\n");
-    int* sink;
-    BATON_CUDA(cudaMalloc(&sink, 4));
+    constexpr uint32_t kLayers = 14;
+    constexpr size_t kLayerWords = (8 + 4 + 12 + 6) * 256 * 256;
+    const DeviceArray<uint4> weights(kLayers * kLayerWords);
+    const DeviceArray<uint4> sink(512);
     for (const Model& m : kModels)
-        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {2, 1024}, {4, 1024}, {8, 1024}, {8, 4096}, {64, 1024}}) {
+        for (const auto& [batch, length] : {std::pair{1, 128}, {1, 1024}, {1, 4096}, {2, 1024}, {4, 1024}, {8, 1024}, {64, 1024}}) {
+            if (m.d == 64 && batch > 8)
+                continue;
             const std::vector<int32_t> lens(static_cast<size_t>(batch), length);
-            const uint32_t layers = batch > 8 ? 8 : 28;
-            const Bed bed(m.heads, m.kv_heads, m.d, 64, lens, layers, lens.size());
-            auto spin = [&](cudaStream_t s) {
+            const Bed bed(m.heads, m.kv_heads, m.d, 64, lens, kLayers, lens.size());
+            const auto* x = reinterpret_cast<const uint4*>(bed.out.data());
+            auto product = [&](cudaStream_t s, auto kernel, const uint4* w) {
                 cudaLaunchConfig_t config{};
-                config.gridDim = dim3(static_cast<unsigned>(sms) * 2);
+                config.gridDim = dim3(256);
                 config.blockDim = dim3(256);
                 config.stream = s;
                 cudaLaunchAttribute at{};
@@ -261,34 +288,41 @@ void bench_chain(int sms) {
                 at.val.programmaticStreamSerializationAllowed = 1;
                 config.attrs = &at;
                 config.numAttrs = 1;
-                BATON_CUDA(cudaLaunchKernelEx(&config, spin_kernel, 4000LL, sink));
+                BATON_CUDA(cudaLaunchKernelEx(&config, kernel, w, x, sink.data()));
+            };
+            auto layer = [&](cudaStream_t s, uint32_t l, const std::function<void()>& attention) {
+                const uint4* w = weights.data() + l * kLayerWords;
+                product(s, product_kernel<8, HELD>, w);
+                attention();
+                product(s, product_kernel<4, HELD>, w + 8 * 65536);
+                product(s, product_kernel<12, HELD>, w + 12 * 65536);
+                product(s, product_kernel<6, HELD>, w + 24 * 65536);
             };
             const double alone = graph_us([&](cudaStream_t s) {
-                for (uint32_t l = 0; l < layers; ++l)
-                    spin(s);
+                for (uint32_t l = 0; l < kLayers; ++l)
+                    layer(s, l, [] {});
             });
-            std::printf("%-9s B%-3d %5d |", m.name, batch, length);
-            for (const auto& v : kDecode) {
+            std::printf("%-9s B%-3d %5d alone %5.2f |", m.name, batch, length, alone / kLayers);
+            for (const auto& v : kChain) {
                 const auto f = m.d == 128 ? v.d128 : v.d64;
-                for (int mode = 1; mode < 3; ++mode) {
+                for (const bool early : {false, true}) {
                     const double us = (graph_us([&](cudaStream_t s) {
-                        for (uint32_t l = 0; l < layers; ++l) {
-                            spin(s);
-                            const cuda::RopeAppend fused = bed.fused(l);
-                            cuda::DecodeAttention a = bed.decode(l, grid_of(v, static_cast<uint32_t>(batch), m.kv_heads,
+                        for (uint32_t l = 0; l < kLayers; ++l)
+                            layer(s, l, [&] {
+                                const cuda::RopeAppend fused = bed.fused(l);
+                                cuda::DecodeAttention a = bed.decode(l, grid_of(v, static_cast<uint32_t>(batch), m.kv_heads,
                                                                               static_cast<uint32_t>(length), sms));
-                            a.fused = &fused;
-                            a.early = mode == 2;
-                            BATON_CUDA(f({s, true}, a, v.clusters));
-                        }
-                    }) - alone) / layers;
+                                a.fused = &fused;
+                                a.early = early;
+                                BATON_CUDA(f({s, true}, a, v.clusters));
+                            });
+                    }) - alone) / kLayers;
                     std::printf(" %5.2f", us);
                 }
                 std::printf(" |");
             }
             std::printf("\n");
         }
-    cudaFree(sink);
 }
 
 struct PrefillVariant {
@@ -361,7 +395,9 @@ int main(int argc, char** argv) {
     if (wanted("decode"))
         baton::test::bench_decode(sms);
     if (wanted("chain"))
-        baton::test::bench_chain(sms);
+        baton::test::bench_chain<16>(sms);
+    if (wanted("chain2"))
+        baton::test::bench_chain<27>(sms);
     if (wanted("prefill"))
         baton::test::bench_prefill(baton::test::kPortable);
     if (wanted("prefill90") && baton::backend::cuda::runs_prefill_90())

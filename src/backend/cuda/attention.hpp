@@ -61,8 +61,8 @@ struct DecodeAttention {
     void* workspace = nullptr;         ///< the most of decode_workspace_bytes(), zeroed once; calls of any batch share it
     uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };
-/// Thread blocks that share a batch's contexts evenly, whatever their lengths. `kv_len` (about the longest context) is a
-/// hint; contexts may be longer or shorter.
+/// Thread blocks for a batch: a few for each context where there are few contexts, else one a multiprocessor; they share the
+/// contexts evenly, whatever the lengths. `kv_len` (about the longest context) is a hint; contexts may be longer or shorter.
 [[nodiscard]] uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, uint32_t multiprocessors);
 [[nodiscard]] size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits);
 /// Split-KV paged decode; contexts come from device memory, so one captured graph serves any lengths.

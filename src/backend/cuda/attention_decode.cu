@@ -5,8 +5,8 @@
 namespace baton::backend::cuda {
 namespace {
 
-/// Eight warps with three stages for small batches, whose first stages are filled before the dependency wait; with two for
-/// others; four warps where a block has less shared memory than an A100's.
+/// Small batches take four warps with long slices: such a block finds room beside those of the product in front of it, and
+/// reads ahead meanwhile. Others take eight warps. Where a block has less shared memory than an A100's, slices are short.
 template <Elem E, int D>
 cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
     const DeviceTraits& device = current_device();
@@ -16,11 +16,11 @@ cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
     const uint32_t cluster = clusters ? decode_cluster(a) : 1;
     const uint32_t group = a.base.heads / a.base.kv.kv_heads;
     const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
-    if (a.base.sequences <= 16 && fits(DecodeShape<D, 8, 3>::shared(a.base.sequences, cluster, group)))
-        return launch_decode<E, D, 8, 3, 2>(launch, a, clusters);
-    if (fits(DecodeShape<D, 8, 2>::shared(a.base.sequences, cluster, group)))
-        return launch_decode<E, D, 8, 2, 2>(launch, a, clusters);
-    return launch_decode<E, D, 4, 2, 2>(launch, a, clusters);
+    if (a.base.sequences <= 8 && fits(DecodeShape<D, 4, 2, 2>::shared(a.base.sequences, cluster, group)))
+        return launch_decode<E, D, 4, 2, 2, 3>(launch, a, clusters);
+    if (fits(DecodeShape<D, 8, 2, 1>::shared(a.base.sequences, cluster, group)))
+        return launch_decode<E, D, 8, 2, 1, 1>(launch, a, clusters);
+    return launch_decode<E, D, 4, 2, 1, 2>(launch, a, clusters);
 }
 
 bool supported(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
@@ -32,10 +32,13 @@ bool supported(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t se
 
 uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, uint32_t multiprocessors) {
     const uint32_t contexts = sequences * kv_heads;
+    // A cluster for each context, where all fit at once: clusters of more than two blocks do not fill a GPU, because they lie
+    // within one of its parts of 16 or 18 multiprocessors. Not if long contexts would leave half of the GPU idle.
     for (const uint32_t cluster : {8u, 4u, 2u}) {
-        // A cluster for each context, but not if long ones would then leave more than half of the GPU idle.
-        if (contexts > 0 && contexts * cluster <= multiprocessors && (kv_len <= 8192 || contexts * cluster * 2 > multiprocessors))
-            return contexts * cluster;
+        const uint32_t blocks = contexts * cluster;
+        const bool half = blocks * 2 <= multiprocessors;
+        if (blocks > 0 && (cluster == 2 ? blocks <= multiprocessors && !half : half) && (kv_len <= 8192 || !half))
+            return blocks;
     }
     return std::max(1u, multiprocessors);
 }

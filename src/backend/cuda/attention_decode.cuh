@@ -66,13 +66,14 @@ struct DecodeParams {
 constexpr uint32_t kDecodeSequencesMax = 1024;  ///< their lengths lie in shared memory
 constexpr uint32_t kDecodeContextsMax = 16384;   ///< sequences · kv_heads: the counters of the workspace
 
-template <int D, int WARPS, int STAGES>
+/// SIZE · 4 KiB of K, and as much of V, are a slice.
+template <int D, int WARPS, int STAGES, int SIZE>
 struct DecodeShape {
     static constexpr int kThreads = WARPS * 32;
-    static constexpr int kSlice = 2048 / D;         ///< tokens: 16 or 32
+    static constexpr int kSlice = SIZE * 2048 / D;  ///< tokens
     static constexpr int kTile = WARPS * kSlice;
     static constexpr int kRowBytes = D * 2;
-    static constexpr int kHalf = kSlice * kRowBytes;  ///< K of a slice, then V of it: 4 KiB each
+    static constexpr int kHalf = kSlice * kRowBytes;  ///< K of a slice, then V of it
     static constexpr int kStageBytes = 2 * kHalf;
     static constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
     static constexpr int kQBytes = 8 * kRowBytes;
@@ -111,11 +112,11 @@ struct DecodeState {
     }
 };
 
-template <Elem E, int D, int WARPS, int STAGES>
+template <Elem E, int D, int WARPS, int STAGES, int SIZE>
 struct Decode {
     using N = dev::Number<E>;
     using T = typename N::Type;
-    using Shape = DecodeShape<D, WARPS, STAGES>;
+    using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
     static constexpr int kLookups = Shape::kSlice / 16;
 
     const DecodeParams<E>& p;
@@ -486,10 +487,10 @@ struct Decode {
     }
 };
 
-template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
 __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams<E> p) {
-    using Shape = DecodeShape<D, WARPS, STAGES>;
-    using Work = Decode<E, D, WARPS, STAGES>;
+    using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
+    using Work = Decode<E, D, WARPS, STAGES, SIZE>;
     extern __shared__ __align__(1024) unsigned char shared[];
     dev::launch_dependents();
     if (p.cluster > 1)
@@ -656,13 +657,13 @@ inline uint32_t decode_cluster(const DecodeAttention& a) {
 }
 
 /// `clusters`: whether the device has them.
-template <Elem E, int D, int WARPS, int STAGES, int PER_SM>
+template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
 cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool clusters) {
-    using Shape = DecodeShape<D, WARPS, STAGES>;
+    using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
     const uint32_t cluster = clusters ? decode_cluster(a) : 1;
     DecodeParams<E> p = decode_params<E>(a);
     p.cluster = static_cast<int>(cluster);
-    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, PER_SM>>(
+    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(
         launch, a.splits, Shape::kThreads, Shape::shared(a.base.sequences, cluster, a.base.heads / a.base.kv.kv_heads), p, cluster);
 }
 
