@@ -256,12 +256,11 @@ __device__ __forceinline__ void publish(const ShortList& found, RowState& state,
 /// they are; more than `most`: nothing is sorted.
 __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState& state, const uint64_t* list, uint32_t most,
                                                uint64_t* sorted) {
+    __shared__ uint32_t begin[kBlocksMax];
     constexpr uint32_t kEach = kList / kWeighThreads;
     const uint32_t shift = part_shift();
     uint64_t key[kEach];
     bool has[kEach];
-    __syncthreads();
-    if (threadIdx.x == 0) found.count = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
         const uint32_t at = i * kWeighThreads + threadIdx.x, part = at >> shift;
@@ -269,13 +268,18 @@ __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState&
         key[i] = __ldcg(list + at);
         has[i] = (at & ((1u << shift) - 1u)) < n;
     }
-    const uint64_t all = block_sum(threadIdx.x < gridDim.x ? __ldcg(&state.found[threadIdx.x]) : 0);
-    if (all > most) return static_cast<uint32_t>(all);
+    const Prefix parts = block_exclusive(threadIdx.x < gridDim.x ? __ldcg(&state.found[threadIdx.x]) : 0);
+    const uint32_t all = static_cast<uint32_t>(parts.total);
+    if (all > most) return all;
+    if (threadIdx.x < gridDim.x) begin[threadIdx.x] = static_cast<uint32_t>(parts.before);
+    __syncthreads();
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-        if (has[i]) found.key[atomicAdd(&found.count, 1u)] = key[i];
-    rank_found(found, static_cast<uint32_t>(all), sorted);
-    return static_cast<uint32_t>(all);
+    for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t at = i * kWeighThreads + threadIdx.x;
+        if (has[i]) found.key[begin[at >> shift] + (at & ((1u << shift) - 1u))] = key[i];
+    }
+    rank_found(found, all, sorted);
+    return all;
 }
 
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p

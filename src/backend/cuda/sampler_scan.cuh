@@ -209,56 +209,73 @@ __device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, co
     return crumb != 0 ? crumb - 1 : key_id(hit.key);
 }
 
-/// Distance within which everything lies that top-k, top-p and min-p can keep.
-/// `first` gets the chunks with the largest bests, as many as top-k keeps, where those are at most kEarly.
-__device__ __noinline__ float reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all,
+/// How far from the largest logit a row's candidates can lie, and in how many chunks, where those are few.
+struct Reach {
+    float distance;
+    uint32_t few;  ///< 0: many
+};
+
+/// Bounds what top-k, top-p and min-p can keep. The chunks' bests bound it from below: as many of them as top-k keeps, or as
+/// weigh what top-p wants, lie before whatever is left out. `first` gets the chunks with the largest bests.
+__device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all,
                                        uint32_t* first) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
-    __shared__ float reach;
-    if (row.top_k != 0) {
-        if (row.top_k > a.chunks) return kReachMax;
-        // As many chunks' bests as top-k keeps are a lower bound of all it keeps.
+    __shared__ float distances[kEarly];
+    __shared__ Reach reach;
 #pragma unroll
-        for (uint32_t i = 0; i < Chunks::kMost; ++i)
-            if (i < chunks.per && chunks.first + i < a.chunks) bests[chunks.first + i] = chunks.key[i];
-        __syncthreads();
-        for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
-            uint32_t better = 0;
+    for (uint32_t i = 0; i < Chunks::kMost; ++i)
+        if (i < chunks.per && chunks.first + i < a.chunks) bests[chunks.first + i] = chunks.key[i];
+    if (threadIdx.x < kEarly) distances[threadIdx.x] = kReachMax;
+    if (threadIdx.x == 0) reach = {kReachMax, 0};
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
+        uint32_t better = 0;
 #pragma unroll 8
-            for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
-            if (better < min(row.top_k, kEarly)) first[better] = c;
-            if (better + 1 == row.top_k) reach = distance(key_value(bests[c]), max, row.scale);
+        for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+        const float y = distance(key_value(bests[c]), max, row.scale);
+        if (better < kEarly) {
+            first[better] = c;
+            distances[better] = y;
+        }
+        if (better + 1 == row.top_k) reach = {y, row.top_k <= kEarly ? row.top_k : 0};
+    }
+    __syncthreads();
+    if (row.top_k != 0) return {fminf(reach.distance, kReachMax), reach.few};
+    if (row.top_p < 1.0f) {
+        const uint64_t want = top_p_units(row, all);
+        const uint64_t mine = threadIdx.x < min(kEarly, a.chunks) ? units_at(distances[threadIdx.x]) : 0;
+        const uint64_t before = block_exclusive(mine).before;
+        if (before < want && want <= before + mine) reach = {distances[threadIdx.x], threadIdx.x + 1};
+        __syncthreads();
+        if (reach.few == 0 && threadIdx.x == 0) {
+            // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
+            const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
+            reach.distance = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
         }
         __syncthreads();
-        return fminf(reach, kReachMax);
     }
-    float r = kReachMax;
-    if (row.top_p < 1.0f) {
-        // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
-        const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
-        r = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
-    }
+    float r = reach.distance;
     if (row.min_p > 0.0f) r = fminf(r, 0.01f - logf(row.min_p));
-    return fminf(fmaxf(r, 0.0f), kReachMax);
+    return {fminf(fmaxf(r, 0.0f), kReachMax), reach.few};
 }
 
-/// The token of a row whose top-k is small: all it can keep lies in the `first` few chunks. kAll where more candidates are
+/// The token of a row that can keep nothing but what lies in the `first` few chunks. kAll where more candidates are
 /// within reach than are put in order at once. The last block of a row calls.
 __device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, const float* logits, const uint32_t* first,
-                                              float reach, const Draw& draw) {
+                                              const Reach& reach, const Draw& draw) {
     __shared__ ShortList found;
     __shared__ uint64_t sorted[kShort];
     const uint32_t lane = threadIdx.x & 31;
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t k = threadIdx.x >> 5; k < row.top_k; k += kScanWarps) {
+    for (uint32_t k = threadIdx.x >> 5; k < reach.few; k += kScanWarps) {
         const uint32_t chunk = first[k];
         float v[kPerLane];
         load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
         if (row.penalties != 0) penalise_chunk(a, row, chunk, lane, v);
 #pragma unroll 1
-        for (uint32_t bits = within_reach(v, draw.max, draw.scale, reach); bits != 0; bits &= bits - 1) {
+        for (uint32_t bits = within_reach(v, draw.max, draw.scale, reach.distance); bits != 0; bits &= bits - 1) {
             const int at = __ffs(static_cast<int>(bits)) - 1;
             float one = v[0];
 #pragma unroll
@@ -311,8 +328,8 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
         if (row.mode != Mode::kDraw) {
             all = block_sum(all);
             __shared__ uint32_t first[kEarly];
-            const float reach = reach_of(a, row, chunks, top, all, first);
-            if (row.top_k != 0 && row.top_k <= min(kEarly, a.chunks)) {
+            const Reach reach = reach_of(a, row, chunks, top, all, first);
+            if (reach.few != 0 && row.mode == Mode::kOrdered) {
                 id = choose_early(a, row, logits, first, reach, Draw{top, row.scale, row.min_p, all, u});
                 if (id != kAll) return finish_row(a, row, at, id);
             }
@@ -321,8 +338,8 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
             state.max = top;
             state.all = all;
             state.u = u;
-            state.reach = reach;
-            state.bins_per = static_cast<float>(kBins) / fmaxf(reach, 1e-6f);
+            state.reach = reach.distance;
+            state.bins_per = static_cast<float>(kBins) / fmaxf(reach.distance, 1e-6f);
             state.scale = row.scale;
             state.min_p = row.min_p;
             state.penalties = row.penalties;
