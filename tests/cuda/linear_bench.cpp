@@ -159,12 +159,12 @@ class Chain {
         const GraphExec owner(exec);
         if (status != cudaSuccess) return std::numeric_limits<float>::infinity();
         std::vector<float> times;
-        for (int i = 0; i < 6; ++i) {
+        const int steps = weights_.m.hidden > 2048 ? 2 : 8;
+        for (int i = 0; i < (steps > 2 ? 6 : 4); ++i) {
             const auto began = std::chrono::steady_clock::now();
-            constexpr int kSteps = 8;
-            for (int s = 0; s < kSteps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
+            for (int s = 0; s < steps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
             check(cudaStreamSynchronize(stream_), "chain");
-            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / kSteps);
+            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / static_cast<float>(steps));
         }
         std::sort(times.begin(), times.end());
         return times[times.size() / 2];
@@ -219,7 +219,7 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
                     static_cast<double>(best), static_cast<double>(plain));
         for (int i = 0; i < 5; ++i) {
             const auto at = static_cast<size_t>(i);
-            for (size_t j = 1; j < std::min<size_t>(found[at].size(), 12); ++j) {
+            for (size_t j = 1; j < std::min<size_t>(found[at].size(), 10); ++j) {
                 if (found[at][j].microseconds > 2.0f * found[at][0].microseconds) break;
                 auto other = ways;
                 other[at] = found[at][j];
@@ -284,8 +284,9 @@ int main(int argc, char** argv) {
     std::FILE* detail = argc > 1 ? std::fopen(argv[1], "w") : nullptr;
     tuning(kQwen06);
     tuning(kLlama8);
-    chains(kQwen06, 28, {1, 2, 4, 8, 16, 64}, detail);
+    chains(kQwen06, 28, {1, 2, 4, 8, 16, 32, 64}, detail);
     const std::vector<uint32_t> rows = {1, 4, 8, 16, 64, 128, 256, 1024, 4096};
+    chains(kLlama8, 2, {1, 8, 64}, detail);
     table(kQwen06, rows, detail);
     table(kLlama8, rows, detail);
     deterministic(kQwen06);

@@ -78,11 +78,11 @@ __device__ __forceinline__ uint4 pack8(const float (&f)[8]) {
     return {Ops<T>::pack(f[0], f[1]), Ops<T>::pack(f[2], f[3]), Ops<T>::pack(f[4], f[5]), Ops<T>::pack(f[6], f[7])};
 }
 
-/// 16 bytes of weights, kept out of L1. A relaxed load and not a read-only one: the assembler moves the latter past
-/// griddepcontrol.wait, and then nothing overlaps.
+/// 16 bytes of weights, kept out of L1. Not a read-only load: the assembler moves those past griddepcontrol.wait, and then
+/// nothing overlaps.
 __device__ __forceinline__ uint4 load_weights(const void* p) {
     uint4 v;
-    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p)
                  : "memory");

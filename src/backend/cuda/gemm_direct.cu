@@ -13,7 +13,7 @@ namespace {
 
 using gemm::Ops;
 
-constexpr uint32_t kWarps = 8;  // of a block, at most
+constexpr uint32_t kWarps = 16;  // of a block, at most
 constexpr uint32_t kUnit = 32;  // elements of k four lanes load at once
 constexpr uint32_t kNormMax = 8192;  // elements of a norm's weight that fit into shared memory
 
@@ -87,7 +87,7 @@ __device__ __forceinline__ void read_residual(const Args& a, Result& to) {
 /// operand; up to 4 rows of x, once for either half. A norm's weight is multiplied into the weights ahead of the wait, its
 /// scale comes from the products of x with itself.
 template <class T, int C, int NT, bool HALF>
-__global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
+__global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
     constexpr int kColumns = 8 * NT;
     constexpr int kChains = NT == 1 ? 4 : 2;
     __shared__ float parts[kWarps][16][kColumns + 1];
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2) direct_kernel(const Args a) {
         __syncthreads();
         apply_norm(begin);
     }
-    gemm::wait_prerequisites();
     gemm::fetch_ahead(a.ahead);
+    gemm::wait_prerequisites();
     read_residual<T>(a, first_result);
 
     float acc[NT][kChains][4] = {};

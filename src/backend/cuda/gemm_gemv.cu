@@ -1,4 +1,4 @@
-// Matrix-vector products for up to four rows of x. A warp takes a few weight rows; its loads are in flight before the wait
+// Matrix-vector products for one or two rows of x. A warp takes a few weight rows; its loads are in flight before the wait
 // for the kernel ahead, so that the start of one product overlaps the end of the one before.
 #include <array>
 
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
         }
     }
     if (a.norm != nullptr) apply_norm(begin);
-    gemm::wait_prerequisites();
     gemm::fetch_ahead(a.ahead);
+    gemm::wait_prerequisites();
     if (result.valid && a.kind == Out::kAdd)
         result.residual = Ops<T>::to_float(
             static_cast<const T*>(a.out)[static_cast<size_t>(result.row) * a.columns + result.column]);
@@ -206,17 +206,14 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     finish<T>(a, result, y, up);
 }
 
-constexpr std::array<GemvShape, 15> kShapes = {{{1, 4, 1}, {2, 4, 1}, {4, 4, 1}, {2, 2, 1}, {4, 2, 1}, {2, 3, 1}, {4, 3, 1},
-                                               {1, 4, 2}, {2, 4, 2}, {2, 2, 2}, {4, 2, 2}, {2, 3, 2},
-                                               {1, 4, 4}, {4, 2, 4}, {2, 3, 4}}};
+constexpr std::array<GemvShape, 8> kShapes = {
+    {{4, 4, 1}, {2, 2, 1}, {4, 2, 1}, {2, 3, 1}, {4, 3, 1}, {2, 2, 2}, {4, 2, 2}, {2, 3, 2}}};
 
 using Kernel = void (*)(Args);
 template <class T>
 constexpr std::array<Kernel, kShapes.size()> kernels() {
-    return {gemv_kernel<T, 1, 1, 4>, gemv_kernel<T, 1, 2, 4>, gemv_kernel<T, 1, 4, 4>, gemv_kernel<T, 1, 2, 2>,
-            gemv_kernel<T, 1, 4, 2>, gemv_kernel<T, 1, 2, 3>, gemv_kernel<T, 1, 4, 3>, gemv_kernel<T, 2, 1, 4>,
-            gemv_kernel<T, 2, 2, 4>, gemv_kernel<T, 2, 2, 2>, gemv_kernel<T, 2, 4, 2>, gemv_kernel<T, 2, 2, 3>,
-            gemv_kernel<T, 4, 1, 4>, gemv_kernel<T, 4, 4, 2>, gemv_kernel<T, 4, 2, 3>};
+    return {gemv_kernel<T, 1, 4, 4>, gemv_kernel<T, 1, 2, 2>, gemv_kernel<T, 1, 4, 2>, gemv_kernel<T, 1, 2, 3>,
+            gemv_kernel<T, 1, 4, 3>, gemv_kernel<T, 2, 2, 2>, gemv_kernel<T, 2, 4, 2>, gemv_kernel<T, 2, 2, 3>};
 }
 
 uint32_t log2_of(uint32_t v) {

@@ -27,6 +27,12 @@ TileEntry entry_of(Elem elem, uint8_t variant) {
 
 uint32_t k_tiles(uint32_t k) { return (k + kDepth - 1) / kDepth; }
 
+size_t shared_bytes(const TileEntry& entry, uint32_t k, TileConfig config) {
+    const uint32_t parts = config.cluster ? config.splits : 1;
+    const size_t norm = config.norm_fused ? size_t{(k_tiles(k) + parts - 1) / parts} * kDepth * sizeof(float) : 0;
+    return entry.shared_bytes + norm;
+}
+
 /// Tiles of m that share a column of weights before the next: about 8 MiB of x stay in L2.
 uint32_t band_of(uint32_t m_tiles, uint32_t tile_cols, uint32_t k) {
     const uint64_t bytes = static_cast<uint64_t>(tile_cols) * k * 2;
@@ -67,7 +73,7 @@ bool tile_takes(const Product& product, TileConfig config, const TileLimits& lim
     if (config.cluster && (!limits.cluster || config.splits == 1)) return false;
     if (!config.cluster && config.splits > 1 && !shape.totals) return false;
     if (config.norm_fused && (!shape.norm || matrix.norm == nullptr)) return false;
-    return entry_of(product.elem, config.variant).shared_bytes <= limits.shared_bytes;
+    return shared_bytes(entry_of(product.elem, config.variant), matrix.k, config) <= limits.shared_bytes;
 }
 
 cudaError_t tile(const Launch& launch, const Product& product, TileConfig config) {
@@ -100,7 +106,7 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
     const uint32_t blocks = args.m_tiles * args.n_tiles * args.cluster;
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
     return gemm::start(launch, entry.kernel, blocks,
-                       shape.threads, entry.shared_bytes, args.cluster, args);
+                       shape.threads, shared_bytes(entry, matrix.k, config), args.cluster, args);
 }
 
 }  // namespace baton::backend::cuda

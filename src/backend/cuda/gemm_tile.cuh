@@ -59,7 +59,8 @@ struct Tile {
     static constexpr int kSquareGroups = (BN / 8 + WM * WN - 1) / (WM * WN);  // of 8 rows of x, each warp's share
     static_assert((BM == 64 || BM == 128) && BM / 16 == WM * WN && BM % (WM * 16) == 0 && BN % (WN * 8) == 0 && (kTN == 1 || kTN % 2 == 0));
 
-    static size_t shared_bytes() {
+    /// Without the norm's weight, which follows.
+    static __host__ __device__ constexpr size_t shared_bytes() {
         const size_t ring = static_cast<size_t>(ST) * (kStageW + kStageX);
         const size_t part = static_cast<size_t>(BN) * kPartStride * 4;
         return kSquaresBytes + (ring > part ? ring : part);
@@ -211,6 +212,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
     const uint32_t ring_at = shared_address(ring);
     const uint32_t x_ring_at = ring_at + ST * G::kStageW;
     const bool normed = G::kNorms && a.norm != nullptr;
+    float* norm = reinterpret_cast<float*>(shared + G::shared_bytes());  // of this block's part of k
 
     // Each thread copies the same word of a few rows, the rows kThreads / 8 apart.
     constexpr int kCopyW = BM * 8 / G::kThreads;
@@ -249,10 +251,10 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
 
     // The norm's weight goes into the words of w that this thread copied, once they are in.
     const auto scale_w = [&](uint32_t tile, uint32_t stage) {
-        const uint32_t e = tile * kDepth + word * 8;
-        if (e >= a.k) return;
-        const float4 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
-        const float4 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
+        if (tile * kDepth + word * 8 >= a.k) return;
+        const float4* g = reinterpret_cast<const float4*>(norm + (tile - tile0) * kDepth + word * 8);
+        const float4 lo = g[0];
+        const float4 hi = g[1];
         const uint32_t factors[4] = {Ops<T>::pack(lo.x, lo.y), Ops<T>::pack(lo.z, lo.w), Ops<T>::pack(hi.x, hi.y), Ops<T>::pack(hi.z, hi.w)};
 #pragma unroll
         for (int i = 0; i < kCopyW; ++i)
@@ -267,16 +269,22 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         copy_commit();
     }
     if (normed) {
+        const uint32_t first = tile0 * kDepth;
+        const uint32_t last = min(a.k, tile1 * kDepth);
+        for (uint32_t e = first + thread * 4; e < last; e += G::kThreads * 4)
+            copy_async(shared_address(norm + (e - first)), a.norm + e, true);
+        copy_commit();
         copy_wait<0>();
+        __syncthreads();
         for (uint32_t s = 0; s < ST && s < count; ++s) scale_w(tile0 + s, s);
     }
+    fetch_ahead(a.ahead);
     wait_prerequisites();
 #pragma unroll
     for (uint32_t s = 0; s < ST; ++s) {
         if (s < count) copy_x(tile0 + s, s);
         copy_commit();
     }
-    fetch_ahead(a.ahead);
     // The results this thread finishes: groups of eight columns of a row, dealt over the cluster.
     const bool gated = a.kind == Out::kSwiGlu;
     const uint32_t groups_log2 = (BM == 64 ? 3 : 4) - (gated ? 1 : 0);

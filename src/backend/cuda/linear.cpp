@@ -114,10 +114,9 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
 
 void LinearImpl::add_gemv(const Product& product, std::vector<Choice>& found) const {
     const auto shapes = gemv_shapes();
-    const uint32_t rows = product.m <= 2 ? product.m : 4;
     const uint32_t chunks = ceil_div(product.matrix.k, kChunk);
     for (size_t v = 0; v < shapes.size(); ++v) {
-        if (shapes[v].m_max != rows) continue;
+        if (shapes[v].m_max != product.m) continue;
         for (const uint32_t warps : {1u, 2u, 4u, 8u}) {
             const uint32_t each = ceil_div(chunks, warps);
             const uint32_t passes = ceil_div(each, shapes[v].chunks);
@@ -136,12 +135,13 @@ void LinearImpl::add_direct(const Product& product, std::vector<Choice>& found) 
         const DirectShape& shape = shapes[v];
         if (product.m > shape.m_max || (shape.m_max > 8 && product.m <= 8)) continue;
         const uint32_t units = ceil_div(product.matrix.k, shape.half ? 64 : 32);
-        for (const uint32_t slices : {1u, 2u, 3u, 4u, 6u, 8u}) {
+        for (const uint32_t slices : {1u, 2u, 3u, 4u, 6u, 8u, 12u, 16u}) {
             const uint32_t each = ceil_div(units, slices);
-            if (each * 2 <= shape.units || slices > units) continue;
-            if (each > shape.units && slices < 8 && !(each <= 2u * shape.units && slices >= 4)) continue;
+            const uint32_t passes = ceil_div(each, shape.units);
+            // Many passes wait for memory each time; few units leave registers unused.
+            if (slices > units || each * 2 <= shape.units || passes > 4 || (passes > 1 && slices < 4)) continue;
             for (const uint32_t tiles : {1u, 2u, 4u}) {
-                if (slices * tiles < 4 || slices * tiles > 8) continue;
+                if (slices * tiles < 4 || slices * tiles > 16 || (tiles > 1 && slices * tiles > 8)) continue;
                 Choice choice;
                 choice.kind = Kind::kDirect;
                 choice.direct = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(tiles)};
@@ -183,7 +183,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
     std::vector<Choice> found;
     if (!options_.deterministic) {
         if (m <= 16) add_direct(product, found);
-        if (m <= 4) add_gemv(product, found);
+        if (m <= 2) add_gemv(product, found);
         for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? 3 : 8)) {
             Choice choice;
             choice.algo = algo;

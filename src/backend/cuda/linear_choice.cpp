@@ -16,7 +16,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'b', 'a', 't', 'o', 'n', 'L', 'i', 'n'};
-constexpr uint32_t kVersion = 2;  // raise it when a kernel's meaning or speed changes
+constexpr uint32_t kVersion = 3;  // raise it when a kernel's meaning or speed changes
 constexpr uint32_t kRecordsMax = 4096;
 constexpr size_t kGpuMax = 256;
 constexpr size_t kFileMax = size_t{1} << 20;
@@ -119,7 +119,7 @@ bool read_record(Reader& in, Choices& choices) {
     if (!std::has_single_bit(choice.gemv.k_warps) || choice.gemv.k_warps > 8) return false;
     if (!std::has_single_bit(choice.tile.splits) || choice.tile.splits > 8) return false;
     if (choice.direct.variant >= direct_shapes().size()) return false;
-    if (choice.direct.slices == 0 || choice.direct.slices > 8 || choice.direct.tiles == 0 || choice.direct.tiles > 8) return false;
+    if (choice.direct.slices == 0 || choice.direct.slices > 16 || choice.direct.tiles == 0 || choice.direct.tiles > 8) return false;
     key.elem = static_cast<Elem>(elem);
     key.out = static_cast<Out>(kind_of_out);
     key.bias = (flags & 1) != 0;

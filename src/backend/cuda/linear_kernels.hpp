@@ -31,7 +31,7 @@ struct Product {
 struct GemvShape {
     uint8_t rows = 0;
     uint8_t chunks = 0;
-    uint8_t m_max = 0;  ///< 1, 2 or 4
+    uint8_t m_max = 0;  ///< 1 or 2
 };
 /// All shapes there are; GemvConfig::variant is an index into them.
 [[nodiscard]] std::span<const GemvShape> gemv_shapes();
@@ -42,7 +42,8 @@ struct GemvConfig {
 };
 /// Whether gemv takes this product with this configuration.
 [[nodiscard]] bool gemv_takes(const Product& product, GemvConfig config);
-/// m ≤ 4: CUDA cores, weights in registers before the wait, norm, bias, residual, SwiGLU and f32 output fused.
+/// m ≤ 2: CUDA cores, weights in registers before the wait, norm (rounding weight · norm to the element type), bias,
+/// residual, SwiGLU and f32 output fused.
 cudaError_t gemv(const Launch& launch, const Product& product, GemvConfig config);
 
 /// A shape of the kernel whose weights go straight into tensor-core registers: `units` of 32 elements of k (`half`: 64)
@@ -53,7 +54,7 @@ struct DirectShape {
     bool half = false;
 };
 [[nodiscard]] std::span<const DirectShape> direct_shapes();
-/// `slices` warps share a tile's k, `tiles` tiles a block; together at most 8 warps.
+/// `slices` warps share a tile's k, `tiles` tiles a block; together at most 16 warps.
 struct DirectConfig {
     uint8_t variant = 0;
     uint8_t slices = 1;
