@@ -282,13 +282,31 @@ __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState&
     return all;
 }
 
+constexpr uint32_t kDense = 96;  ///< candidates of a chunk from which on they are queued up, so that no lane idles
+
+/// Puts those of sixteen of each lane's logits that `bits` names into `queue` [512]; returns how many the warp has.
+template <int kFrom>
+__device__ __forceinline__ uint32_t queue_up(const float (&v)[kPerLane], uint32_t bits, uint32_t lane, float* queue) {
+    const uint32_t mine = static_cast<uint32_t>(__popc(bits)), up_to = warp_inclusive(mine, lane);
+    float* to = queue + (up_to - mine);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPerLane / 2; ++i)
+        if ((bits >> i & 1u) != 0) *to++ = v[kFrom + i];
+    __syncwarp();
+    return __shfl_sync(kAll, up_to, 31);
+}
+
 /// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
 /// get their histogram, and end here where few candidates are within reach.
 __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_constant__ Args a) {
     static_assert(kBinsEach == 8);
     __shared__ Histogram histogram;
     __shared__ ShortList found;
-    __shared__ uint64_t sorted[kShort];
+    __shared__ union {
+        uint64_t sorted[kShort];
+        float queue[kScanWarps][kChunk / 2];
+    } scratch;
     launch_dependents();
     wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
@@ -314,6 +332,24 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
                 load_chunk<Via::kOwnCache>(logits, a.vocab, chunk, lane, v);
                 if (penalties) penalise_chunk(a, row, chunk, lane, v);
                 bits = within_reach(v, top, scale, reach);
+                const uint32_t hits = __reduce_add_sync(kAll, static_cast<uint32_t>(__popc(bits)));
+                if (bins && hits > kDense) {
+                    float* queue = scratch.queue[threadIdx.x >> 5];
+#pragma unroll 1
+                    for (int half = 0; half < 2; ++half) {
+                        const uint32_t n = half == 0 ? queue_up<0>(v, bits & 0xFFFFu, lane, queue)
+                                                     : queue_up<kPerLane / 2>(v, bits >> 16, lane, queue);
+#pragma unroll 1
+                        for (uint32_t first = 0; first < n; first += 32) {
+                            const bool in = first + lane < n;
+                            const float y = distance(in ? queue[first + lane] : top, top, scale);
+                            histogram.add_warp(in, bin_of(y, bins_per), units_at(y), lane);
+                        }
+                    }
+                    bits = 0;
+                    if (lane == 0 && appended <= kShort) atomicAdd(&found.count, kShort + 1);  // too many for the short list
+                    appended = kShort + 1;
+                }
             }
             // Those within reach are loaded again, one by one: mostly they are few.
 #pragma unroll 1
@@ -356,9 +392,10 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
     }
     if (!is_last_block(&state.tickets[1])) return;
     if (bins) {
-        const uint32_t most = min(kShort, a.list_max), n = sort_found(found, state, list, most, sorted);
+        const uint32_t most = min(kShort, a.list_max), n = sort_found(found, state, list, most, scratch.sorted);
         if (n > most) return end_bins(a, row, at);
-        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort>(row, Draw{state.max, state.scale, state.min_p, state.all, state.u}, sorted, n, None{}));
+        const Draw draw{top, scale, min_p, state.all, state.u};
+        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort>(row, draw, scratch.sorted, n, None{}));
     }
     Chunks chunks;
     chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;
