@@ -327,6 +327,38 @@ TEST_P(PrefillAttentionTest, MatchesFloat64) {
     }
 }
 
+TEST_P(PrefillAttentionTest, ManySequencesFindTheirRows) {
+    Shape s;
+    s.heads = 6;
+    s.kv_heads = 2;
+    s.head_dim = 64;
+    std::mt19937 rng(9);
+    std::vector<uint32_t> lengths;
+    std::vector<uint32_t> rows;
+    for (uint32_t i = 0; i < 150; ++i) {
+        rows.push_back(i % 7 == 3 ? 90 : 1 + i % 5);
+        lengths.push_back(i % 11 == 5 ? 0 : rows.back() + i % 60);
+    }
+    const Contexts c(s, lengths, rng);
+    const DeviceArray<uint16_t> pool(c.pool);
+    const size_t total = std::accumulate(rows.begin(), rows.end(), size_t{0});
+    const auto q = random_bits(s.elem, total * s.heads * s.head_dim, 4.0f, rng);
+    const PrefillCall r = prefill(attention, c, pool.data(), std::vector<int32_t>(lengths.begin(), lengths.end()), rows, q);
+    ASSERT_EQ(r.error, cudaSuccess);
+    size_t at = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        Deviation mine;
+        for (uint32_t j = 0; j < rows[i]; ++j)
+            for (uint32_t h = 0; h < s.heads; ++h, at += s.head_dim) {
+                const auto want = lengths[i] == 0 ? std::vector<double>(s.head_dim, 0.0)
+                                                  : c.attend(i, h, &q[at], lengths[i] - rows[i] + j + 1);
+                for (uint32_t d = 0; d < s.head_dim; ++d)
+                    mine.add(to_float(s.elem, r.out[at + d]), want[d]);
+            }
+        ASSERT_TRUE(mine.within(s.elem)) << "sequence " << i << ": error " << mine.relative();
+    }
+}
+
 TEST_P(PrefillAttentionTest, LongContextMatchesFloat64) {
     for (const uint32_t d : {64u, 128u}) {
         Shape s;
@@ -492,6 +524,48 @@ TEST_F(DecodeAttentionTest, MatchesFloat64ForAnyGrid) {
             }
         }
     std::printf("[ figures  ] decode, bf16: largest relative error %.2e\n", worst);
+}
+
+TEST_F(DecodeAttentionTest, ManySequences) {
+    Shape s;
+    s.heads = 6;
+    s.kv_heads = 3;
+    s.head_dim = 64;
+    for (const uint32_t count : {257u, 600u, 1024u}) {
+        std::mt19937 rng(count);
+        std::vector<uint32_t> lengths;
+        for (uint32_t i = 0; i < count; ++i)
+            lengths.push_back(i % 9 == 4 ? 0 : i % 50 == 7 ? 900 : 1 + i % 70);
+        const Contexts c(s, lengths, rng);
+        const DeviceArray<uint16_t> pool(c.pool);
+        const auto q = random_bits(s.elem, lengths.size() * s.heads * s.head_dim, 4.0f, rng);
+        const DeviceArray<uint16_t> dq(q);
+        Decoder decoder(c, chosen_grid(c), *memory);
+        const DecodeCall r = decoder.run(pool.data(), dq.data(), nullptr, false);
+        ASSERT_EQ(r.error, cudaSuccess);
+        const Deviation all = compare(s.elem, attend_all(c, q), r.out);
+        EXPECT_TRUE(all.within(s.elem)) << count << ": " << all.relative() << ", worst " << all.worst;
+    }
+}
+
+TEST_F(DecodeAttentionTest, RefusesShapesWithoutKernel) {
+    EXPECT_TRUE(cuda::decode_fuses(14, 2, 64, 256));
+    EXPECT_FALSE(cuda::decode_fuses(18, 2, 64, 1));
+    EXPECT_FALSE(cuda::decode_fuses(8, 2, 96, 1));
+    EXPECT_FALSE(cuda::decode_fuses(8, 2, 64, 1025));
+    cuda::DecodeAttention a;
+    a.base.heads = 18;
+    a.base.sequences = 1;
+    a.base.kv.kv_heads = 2;
+    a.base.kv.head_dim = 64;
+    a.base.kv.block_tokens = 16;
+    EXPECT_EQ(cuda::decode_attention({}, a), cudaErrorInvalidValue);
+    a.base.heads = 2;
+    a.base.kv.block_tokens = 8;
+    EXPECT_EQ(cuda::decode_attention({}, a), cudaErrorInvalidValue);
+    a.base.kv.block_tokens = 16;
+    a.base.sequences = 0;
+    EXPECT_EQ(cuda::decode_attention({}, a), cudaSuccess);
 }
 
 TEST_F(DecodeAttentionTest, FusedAppendsExactlyTheNewRowsAndMatchesFloat64) {
