@@ -158,8 +158,8 @@ void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) co
     for (size_t v = 0; v < shapes.size(); ++v) {
         const TileShape& shape = shapes[v];
         const uint32_t m_tiles = ceil_div(product.m, shape.cols);
-        if (shape.cols > 8 && shape.cols >= 2 * product.m) continue;  // a narrower one does
-        if (m_tiles > (shape.cols < 64 ? 1u : 4u) && (shape.cols < 128 && !(shape.cols == 32 && m_tiles == 2))) continue;
+        const uint32_t tiles_max = shape.cols >= 128 ? ~0u : (shape.cols == 64 ? 4 : (shape.cols == 32 ? 2 : 1));
+        if (m_tiles > tiles_max || (shape.cols > 8 && shape.cols >= 2 * product.m)) continue;
         const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
         for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
             if (fixed && splits != fixed_splits) continue;
