@@ -26,7 +26,9 @@ uint16_t to_bf16(float v) {
     const auto bits = std::bit_cast<uint32_t>(v);
     return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
-float from_bf16(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
+float from_bf16(uint16_t v) {
+    return std::bit_cast<float>(static_cast<uint32_t>(v) << 16);
+}
 
 /// Device memory with a copy of a vector.
 template <class T>
@@ -34,7 +36,8 @@ class Device {
   public:
     explicit Device(const std::vector<T>& from) : size_(from.size()) {
         EXPECT_EQ(cudaMalloc(&data_, size_ * sizeof(T)), cudaSuccess);
-        EXPECT_EQ(cudaMemcpy(data_, from.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+        EXPECT_EQ(cudaMemcpy(data_, from.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
+                  cudaSuccess);
     }
     ~Device() { cudaFree(data_); }
     Device(const Device&) = delete;
@@ -42,7 +45,8 @@ class Device {
     [[nodiscard]] T* get() const { return static_cast<T*>(data_); }
     [[nodiscard]] std::vector<T> read() const {
         std::vector<T> out(size_);
-        EXPECT_EQ(cudaMemcpy(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+        EXPECT_EQ(cudaMemcpy(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost),
+                  cudaSuccess);
         return out;
     }
 
@@ -73,18 +77,21 @@ void compare(const Shape& shape, uint64_t seed) {
         rows_max = std::max(rows_max, rows);
     }
     const auto rows = static_cast<size_t>(row_begin.back());
-    const uint32_t stride = (static_cast<uint32_t>(longest) + shape.block_tokens - 1) / shape.block_tokens + 1;
+    const uint32_t stride =
+        (static_cast<uint32_t>(longest) + shape.block_tokens - 1) / shape.block_tokens + 1;
     const size_t blocks = shape.sequences.size() * stride;
     std::vector<int32_t> table(blocks);
     for (size_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(i);
     std::shuffle(table.begin(), table.end(), rng);
     const size_t page = size_t{shape.kv_heads} * shape.block_tokens * shape.head_dim;
-    const Device<uint16_t> k(random(blocks * page)), v(random(blocks * page)), q(random(rows * shape.heads * shape.head_dim));
+    const Device<uint16_t> k(random(blocks * page)), v(random(blocks * page)),
+        q(random(rows * shape.heads * shape.head_dim));
     const Device<int32_t> device_table(table), device_begin(row_begin), device_len(kv_len);
     const std::vector<uint16_t> poison(rows * shape.heads * shape.head_dim, to_bf16(kPoison));
     const Device<uint16_t> ours(poison), theirs(poison);
     PrefillAttention args;
-    args.base.kv = {k.get(), v.get(), static_cast<int64_t>(page), shape.block_tokens, shape.kv_heads, shape.head_dim};
+    args.base.kv = {k.get(),        v.get(),       static_cast<int64_t>(page), shape.block_tokens,
+                    shape.kv_heads, shape.head_dim};
     args.base.heads = shape.heads;
     args.base.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     args.base.sequences = static_cast<uint32_t>(shape.sequences.size());
@@ -106,23 +113,27 @@ void compare(const Shape& shape, uint64_t seed) {
     const auto a = ours.read(), b = theirs.read();
     double difference = 0, size = 0, largest = 0;
     for (size_t i = 0; i < a.size(); ++i) {
-        const double x = static_cast<double>(from_bf16(a[i])), y = static_cast<double>(from_bf16(b[i]));
+        const double x = static_cast<double>(from_bf16(a[i])),
+                     y = static_cast<double>(from_bf16(b[i]));
         ASSERT_LT(std::abs(y), 100.0) << "element " << i << " was not written";
         difference += (x - y) * (x - y);
         size += y * y;
         largest = std::max(largest, std::abs(x - y));
     }
-    EXPECT_LT(std::sqrt(difference / size), 6e-3) << "seed " << seed << " head size " << shape.head_dim;
+    EXPECT_LT(std::sqrt(difference / size), 6e-3)
+        << "seed " << seed << " head size " << shape.head_dim;
     EXPECT_LT(largest, 0.05) << "seed " << seed << " head size " << shape.head_dim;
 }
 
 TEST(Flashinfer, AgreesWithOurPrefill) {
     int devices = 0, major = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+        GTEST_SKIP() << "no GPU on this machine";
     ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
     if (major != 9) GTEST_SKIP() << "FlashInfer's FA3 kernels are for Hopper";
     const uint64_t seed = std::random_device{}();
-    const std::vector<std::pair<int32_t, int32_t>> mixed{{1, 1}, {130, 130}, {77, 1'000}, {300, 300}, {5, 64}, {700, 2'048}};
+    const std::vector<std::pair<int32_t, int32_t>> mixed{{1, 1},     {130, 130}, {77, 1'000},
+                                                         {300, 300}, {5, 64},    {700, 2'048}};
     compare({16, 8, 128, 64, mixed}, seed);
     compare({32, 8, 128, 16, mixed}, seed + 1);
     compare({14, 2, 64, 64, mixed}, seed + 2);

@@ -15,8 +15,8 @@
 
 #include "baton/sched/sampler.hpp"
 
-// The oracle is sched::sample. Tokens may differ from it only where the draw falls within 1e-4 of the border of two
-// candidates, and that in less than one row of a hundred.
+// The oracle is sched::sample. Tokens may differ from it only where the draw falls within 1e-4 of
+// the border of two candidates, and that in less than one row of a hundred.
 namespace baton::backend::cuda {
 namespace {
 
@@ -25,7 +25,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kNear = 1e-4;
 
 /// Fewer rounds under a sanitizer, which slows kernels down a hundredfold.
-size_t rounds(size_t full) { return std::getenv("BATON_TEST_REDUCED") != nullptr ? std::max<size_t>(1, full / 16) : full; }
+size_t rounds(size_t full) {
+    return std::getenv("BATON_TEST_REDUCED") != nullptr ? std::max<size_t>(1, full / 16) : full;
+}
 
 bool has_gpu() {
     int n = 0;
@@ -64,8 +66,8 @@ class Rig {
 
     void upload(const std::vector<std::vector<float>>& rows) {
         for (size_t i = 0; i < rows.size(); ++i)
-            check(cudaMemcpyAsync(logits_ + i * vocab_, rows[i].data(), vocab_ * sizeof(float), cudaMemcpyHostToDevice,
-                                  launch.stream));
+            check(cudaMemcpyAsync(logits_ + i * vocab_, rows[i].data(), vocab_ * sizeof(float),
+                                  cudaMemcpyHostToDevice, launch.stream));
         check(cudaStreamSynchronize(launch.stream));
     }
     void prepare(const std::vector<SampleRequest>& requests, uint32_t buffer = 0) {
@@ -79,14 +81,17 @@ class Rig {
         sampler->take(buffer, tokens);
         return tokens;
     }
-    std::vector<wire::Token> sample(const std::vector<std::vector<float>>& rows, const std::vector<SampleRequest>& requests,
+    std::vector<wire::Token> sample(const std::vector<std::vector<float>>& rows,
+                                    const std::vector<SampleRequest>& requests,
                                     uint32_t buffer = 0) {
         upload(rows);
         prepare(requests, buffer);
         check(sampler->run(launch, buffer, logits_, static_cast<uint32_t>(requests.size())));
         return take(buffer);
     }
-    static void check(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status); }
+    static void check(cudaError_t status) {
+        ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
+    }
 
     std::unique_ptr<Sampler> sampler;
     Launch launch;
@@ -97,55 +102,97 @@ class Rig {
     float* logits_ = nullptr;
 };
 
-enum class Kind { kNormal, kPeaked, kFlat, kTies, kHoles, kEqual, kPlusInf, kAllNan, kAllMinusInf, kWide, kFew, kBf16, kCount };
+enum class Kind {
+    kNormal,
+    kPeaked,
+    kFlat,
+    kTies,
+    kHoles,
+    kEqual,
+    kPlusInf,
+    kAllNan,
+    kAllMinusInf,
+    kWide,
+    kFew,
+    kBf16,
+    kCount
+};
 
-float round_bf16(float v) { return std::bit_cast<float>((std::bit_cast<uint32_t>(v) + 0x8000u) & 0xFFFF0000u); }
+float round_bf16(float v) {
+    return std::bit_cast<float>((std::bit_cast<uint32_t>(v) + 0x8000u) & 0xFFFF0000u);
+}
 
 /// About normal: the sum of four uniform numbers.
 float normal(std::mt19937_64& rng) {
     const uint64_t bits = rng();
     float sum = 0;
-    for (int i = 0; i < 4; ++i) sum += static_cast<float>((bits >> (16 * i)) & 0xFFFF) / 65536.0f - 0.5f;
+    for (int i = 0; i < 4; ++i)
+        sum += static_cast<float>((bits >> (16 * i)) & 0xFFFF) / 65536.0f - 0.5f;
     return sum * 1.732f;
 }
 
 std::vector<float> make_logits(std::mt19937_64& rng, size_t vocab, Kind kind) {
     std::vector<float> out(vocab);
-    const float width = kind == Kind::kFlat ? 0.3f : kind == Kind::kWide ? 700.0f : kind == Kind::kPeaked ? 2.0f : 3.0f;
+    const float width = kind == Kind::kFlat     ? 0.3f
+                        : kind == Kind::kWide   ? 700.0f
+                        : kind == Kind::kPeaked ? 2.0f
+                                                : 3.0f;
     for (float& l : out) l = normal(rng) * width;
     const auto some = [&](size_t n, auto&& change) {
         for (size_t i = 0; i < n; ++i) change(out[rng() % vocab]);
     };
     switch (kind) {
-        case Kind::kPeaked: some(40, [&](float& l) { l = 10.0f + static_cast<float>(rng() % 1000) / 60.0f; }); break;
-        case Kind::kTies: for (float& l : out) l = std::round(l * 2) / 2; break;
+        case Kind::kPeaked:
+            some(40, [&](float& l) { l = 10.0f + static_cast<float>(rng() % 1000) / 60.0f; });
+            break;
+        case Kind::kTies:
+            for (float& l : out) l = std::round(l * 2) / 2;
+            break;
         case Kind::kHoles:
             some(vocab / 4, [](float& l) { l = -kInf; });
             some(vocab / 4, [](float& l) { l = kNan; });
             some(2, [](float& l) { l = -0.0f; });
             break;
-        case Kind::kEqual: std::ranges::fill(out, static_cast<float>(rng() % 3) - 1.0f); break;
-        case Kind::kPlusInf: some(2, [](float& l) { l = kInf; }); break;
-        case Kind::kAllNan: std::ranges::fill(out, kNan); break;
-        case Kind::kAllMinusInf: std::ranges::fill(out, -kInf); break;
+        case Kind::kEqual:
+            std::ranges::fill(out, static_cast<float>(rng() % 3) - 1.0f);
+            break;
+        case Kind::kPlusInf:
+            some(2, [](float& l) { l = kInf; });
+            break;
+        case Kind::kAllNan:
+            std::ranges::fill(out, kNan);
+            break;
+        case Kind::kAllMinusInf:
+            std::ranges::fill(out, -kInf);
+            break;
         case Kind::kFew:
             std::ranges::fill(out, -kInf);
             some(3, [&](float& l) { l = normal(rng); });
             break;
-        case Kind::kBf16: for (float& l : out) l = round_bf16(l * 0.7f); break;
-        default: break;
+        case Kind::kBf16:
+            for (float& l : out) l = round_bf16(l * 0.7f);
+            break;
+        default:
+            break;
     }
     return out;
 }
 
-float chance(std::mt19937_64& rng) { return static_cast<float>(rng() % 4096) / 4096.0f; }
+float chance(std::mt19937_64& rng) {
+    return static_cast<float>(rng() % 4096) / 4096.0f;
+}
 
 wire::Sampling random_settings(std::mt19937_64& rng, size_t vocab, bool penalties) {
     wire::Sampling s;
-    const auto one_of = [&](std::initializer_list<float> values) { return std::data(values)[rng() % values.size()]; };
-    s.temperature = one_of({0.0f, 1.0f, 1.0f, 0.3f + chance(rng), 0.3f + 1.5f * chance(rng), 1e-3f, 1e4f});
+    const auto one_of = [&](std::initializer_list<float> values) {
+        return std::data(values)[rng() % values.size()];
+    };
+    s.temperature =
+        one_of({0.0f, 1.0f, 1.0f, 0.3f + chance(rng), 0.3f + 1.5f * chance(rng), 1e-3f, 1e4f});
     const int32_t k_max = static_cast<int32_t>(vocab);
-    if (rng() % 2 == 0) s.top_k = std::min(k_max, static_cast<int32_t>(one_of({1, 5, 50, 200, 1000, 40'000})) + static_cast<int32_t>(rng() % 3));
+    if (rng() % 2 == 0)
+        s.top_k = std::min(k_max, static_cast<int32_t>(one_of({1, 5, 50, 200, 1000, 40'000})) +
+                                      static_cast<int32_t>(rng() % 3));
     if (rng() % 2 == 0) s.top_p = one_of({chance(rng), 0.9f, 0.95f, 0.0f, 0.9999f, 0.5f});
     if (rng() % 3 == 0) s.min_p = one_of({chance(rng) * 0.3f, 0.05f, 1.0f, 1e-4f});
     s.seed = rng();
@@ -159,7 +206,8 @@ wire::Sampling random_settings(std::mt19937_64& rng, size_t vocab, bool penaltie
         }
     if (rng() % 4 == 0) {
         s.min_tokens = static_cast<uint32_t>(rng() % 6);
-        for (size_t i = 0; i < rng() % 100; ++i) s.stop_ids.push_back(static_cast<TokenId>(rng() % (vocab + 3)) - 1);
+        for (size_t i = 0; i < rng() % 100; ++i)
+            s.stop_ids.push_back(static_cast<TokenId>(rng() % (vocab + 3)) - 1);
     }
     if (penalties) {
         if (rng() % 2 == 0) s.repetition_penalty = 0.5f + chance(rng);
@@ -169,7 +217,8 @@ wire::Sampling random_settings(std::mt19937_64& rng, size_t vocab, bool penaltie
     return s;
 }
 
-wire::Sequence make_sequence(std::mt19937_64& rng, size_t vocab, wire::Sampling sampling, uint64_t id) {
+wire::Sequence make_sequence(std::mt19937_64& rng, size_t vocab, wire::Sampling sampling,
+                             uint64_t id) {
     wire::Sequence s;
     s.ref = {SequenceId{id}, 0};
     s.sampling = std::move(sampling);
@@ -180,12 +229,14 @@ wire::Sequence make_sequence(std::mt19937_64& rng, size_t vocab, wire::Sampling 
     return s;
 }
 
-/// What may be drawn and in which order, in double: each candidate's share of the draw, by the rules of sched::sample.
+/// What may be drawn and in which order, in double: each candidate's share of the draw, by the
+/// rules of sched::sample.
 struct Share {
     TokenId id;
     double begin, end;
 };
-std::vector<Share> shares(const std::vector<float>& raw, const wire::Sequence& sequence, double top_p_slack) {
+std::vector<Share> shares(const std::vector<float>& raw, const wire::Sequence& sequence,
+                          double top_p_slack) {
     const wire::Sampling& s = sequence.sampling;
     std::vector<float> l(raw);
     for (float& v : l)
@@ -203,7 +254,8 @@ std::vector<Share> shares(const std::vector<float>& raw, const wire::Sequence& s
             v = v > 0 ? v / s.repetition_penalty : v * s.repetition_penalty;
         }
     for (const auto& [t, n] : counts)
-        l[static_cast<size_t>(t)] -= s.frequency_penalty * static_cast<float>(n) + s.presence_penalty;
+        l[static_cast<size_t>(t)] -=
+            s.frequency_penalty * static_cast<float>(n) + s.presence_penalty;
     if (sequence.emitted.size() < s.min_tokens)
         for (const TokenId t : s.stop_ids)
             if (in(t)) l[static_cast<size_t>(t)] = -kInf;
@@ -212,11 +264,14 @@ std::vector<Share> shares(const std::vector<float>& raw, const wire::Sequence& s
     const float max = *std::ranges::max_element(l);
     const bool top_k = s.top_k > 0 && static_cast<size_t>(s.top_k) < l.size();
     const auto weight = [&](TokenId t) {
-        return std::exp((static_cast<double>(l[static_cast<size_t>(t)]) - static_cast<double>(max)) /
-                        static_cast<double>(s.temperature));
+        return std::exp(
+            (static_cast<double>(l[static_cast<size_t>(t)]) - static_cast<double>(max)) /
+            static_cast<double>(s.temperature));
     };
     if (top_k || s.top_p < 1.0f) {
-        std::ranges::stable_sort(order, [&](TokenId a, TokenId b) { return l[static_cast<size_t>(a)] > l[static_cast<size_t>(b)]; });
+        std::ranges::stable_sort(order, [&](TokenId a, TokenId b) {
+            return l[static_cast<size_t>(a)] > l[static_cast<size_t>(b)];
+        });
         if (top_k) order.resize(static_cast<size_t>(s.top_k));
         double total = 0, sum = 0;
         for (const TokenId t : order) total += weight(t);
@@ -243,7 +298,8 @@ std::vector<Share> shares(const std::vector<float>& raw, const wire::Sequence& s
 
 /// Whether `id` is what a draw within kNear of the row's own could have given.
 bool is_near(const std::vector<float>& raw, const wire::Sequence& sequence, TokenId id) {
-    const double u = sched::uniform(sequence.sampling.seed, sequence.prompt.size() + sequence.emitted.size());
+    const double u =
+        sched::uniform(sequence.sampling.seed, sequence.prompt.size() + sequence.emitted.size());
     for (const double slack : {0.0, kNear, -kNear})
         for (const Share& share : shares(raw, sequence, slack))
             if (share.id == id && share.begin - kNear <= u && u <= share.end + kNear) return true;
@@ -251,36 +307,43 @@ bool is_near(const std::vector<float>& raw, const wire::Sequence& sequence, Toke
 }
 
 /// Compares a row with the CPU's. Counts draws that fell on the other side of a border.
-void compare(const std::vector<float>& logits, const wire::Sequence& sequence, const wire::Token& got, size_t& near,
-             const std::string& what) {
+void compare(const std::vector<float>& logits, const wire::Sequence& sequence,
+             const wire::Token& got, size_t& near, const std::string& what) {
     static sched::SamplerScratch scratch;
     const wire::Token want = sched::sample(logits, sequence, scratch);
     const wire::Sampling& s = sequence.sampling;
-    const std::string settings = what + ": temperature " + std::to_string(s.temperature) + " top_k " + std::to_string(s.top_k) +
-                                 " top_p " + std::to_string(s.top_p) + " min_p " + std::to_string(s.min_p) + " bias " +
-                                 std::to_string(s.logit_bias.size()) + " min_tokens " + std::to_string(s.min_tokens) +
-                                 " repetition " + std::to_string(s.repetition_penalty) + " presence " +
-                                 std::to_string(s.presence_penalty) + " frequency " + std::to_string(s.frequency_penalty);
+    const std::string settings =
+        what + ": temperature " + std::to_string(s.temperature) + " top_k " +
+        std::to_string(s.top_k) + " top_p " + std::to_string(s.top_p) + " min_p " +
+        std::to_string(s.min_p) + " bias " + std::to_string(s.logit_bias.size()) + " min_tokens " +
+        std::to_string(s.min_tokens) + " repetition " + std::to_string(s.repetition_penalty) +
+        " presence " + std::to_string(s.presence_penalty) + " frequency " +
+        std::to_string(s.frequency_penalty);
     ASSERT_GE(got.id, 0) << settings;
     ASSERT_LT(static_cast<size_t>(got.id), logits.size()) << settings;
     if (got.id != want.id) {
         ASSERT_GT(s.temperature, 0.0f) << settings << " got " << got.id << " want " << want.id;
-        ASSERT_TRUE(is_near(logits, sequence, got.id)) << settings << " got " << got.id << " want " << want.id;
+        ASSERT_TRUE(is_near(logits, sequence, got.id))
+            << settings << " got " << got.id << " want " << want.id;
         ++near;
     }
     ASSERT_EQ(got.top.size(), want.top.size()) << settings;
     for (size_t i = 0; i < want.top.size(); ++i) {
         ASSERT_EQ(got.top[i].first, want.top[i].first) << settings << " top " << i;
-        ASSERT_NEAR(got.top[i].second, want.top[i].second, 1e-4 + 3e-7 * std::abs(want.top[i].second)) << settings;
+        ASSERT_NEAR(got.top[i].second, want.top[i].second,
+                    1e-4 + 3e-7 * std::abs(want.top[i].second))
+            << settings;
     }
     if (got.id == want.id) {
-        ASSERT_NEAR(got.logprob, want.logprob, 1e-4 + 3e-7 * std::abs(want.logprob)) << settings << " top " << s.top_logprobs;
+        ASSERT_NEAR(got.logprob, want.logprob, 1e-4 + 3e-7 * std::abs(want.logprob))
+            << settings << " top " << s.top_logprobs;
     }
 }
 
 std::vector<SampleRequest> requests_for(const std::vector<wire::Sequence>& sequences) {
     std::vector<SampleRequest> out;
-    for (size_t i = 0; i < sequences.size(); ++i) out.push_back({&sequences[i], static_cast<uint32_t>(i), 0});
+    for (size_t i = 0; i < sequences.size(); ++i)
+        out.push_back({&sequences[i], static_cast<uint32_t>(i), 0});
     return out;
 }
 
@@ -303,13 +366,15 @@ TEST_P(SamplerOracle, EqualsTheCpu) {
         for (uint32_t i = 0; i < rows; ++i) {
             const Kind kind = static_cast<Kind>(rng() % static_cast<uint64_t>(Kind::kCount));
             logits.push_back(make_logits(rng, vocab, kind));
-            sequences.push_back(make_sequence(rng, vocab, random_settings(rng, vocab, i % 3 == 0), next_id++));
+            sequences.push_back(
+                make_sequence(rng, vocab, random_settings(rng, vocab, i % 3 == 0), next_id++));
         }
         const auto tokens = rig.sample(logits, requests_for(sequences), round % 2);
         ASSERT_EQ(tokens.size(), rows);
         for (uint32_t i = 0; i < rows; ++i) {
             compare(logits[i], sequences[i], tokens[i], near,
-                    "seed " + std::to_string(seed) + " round " + std::to_string(round) + " row " + std::to_string(i));
+                    "seed " + std::to_string(seed) + " round " + std::to_string(round) + " row " +
+                        std::to_string(i));
             if (HasFatalFailure()) return;
             ++compared;
         }
@@ -318,7 +383,8 @@ TEST_P(SamplerOracle, EqualsTheCpu) {
     std::cout << "vocab " << vocab << ": " << compared << " rows, " << near << " near a border\n";
     EXPECT_LT(static_cast<double>(near), 1 + 0.01 * static_cast<double>(compared));
 }
-INSTANTIATE_TEST_SUITE_P(Vocabularies, SamplerOracle, ::testing::Values(7u, 1'024u, 32'003u, 49'152u, 151'936u, 300'001u));
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SamplerOracle,
+                         ::testing::Values(7u, 1'024u, 32'003u, 49'152u, 151'936u, 300'001u));
 
 TEST(Sampler, LongWayGivesTheSameTokens) {
     NEEDS_GPU();
@@ -330,7 +396,8 @@ TEST(Sampler, LongWayGivesTheSameTokens) {
         std::vector<wire::Sequence> sequences;
         for (uint32_t i = 0; i < kRows; ++i) {
             logits.push_back(make_logits(rng, kVocab, static_cast<Kind>(rng() % 5)));
-            sequences.push_back(make_sequence(rng, kVocab, random_settings(rng, kVocab, false), i + 1));
+            sequences.push_back(
+                make_sequence(rng, kVocab, random_settings(rng, kVocab, false), i + 1));
         }
         rig.sampler->limit_list(0);
         const auto fast = rig.sample(logits, requests_for(sequences));
@@ -338,14 +405,17 @@ TEST(Sampler, LongWayGivesTheSameTokens) {
             rig.sampler->limit_list(list_max);
             const auto slow = rig.sample(logits, requests_for(sequences));
             for (uint32_t i = 0; i < kRows; ++i)
-                ASSERT_EQ(fast[i].id, slow[i].id) << "round " << round << " row " << i << " list " << list_max << " top_k "
-                    << sequences[i].sampling.top_k << " top_p " << sequences[i].sampling.top_p << " min_p "
-                    << sequences[i].sampling.min_p << " temperature " << sequences[i].sampling.temperature;
+                ASSERT_EQ(fast[i].id, slow[i].id)
+                    << "round " << round << " row " << i << " list " << list_max << " top_k "
+                    << sequences[i].sampling.top_k << " top_p " << sequences[i].sampling.top_p
+                    << " min_p " << sequences[i].sampling.min_p << " temperature "
+                    << sequences[i].sampling.temperature;
         }
     }
 }
 
-/// Draws at the very ends hit the first and the last that is kept: the kept set equals the CPU's up to rounding.
+/// Draws at the very ends hit the first and the last that is kept: the kept set equals the CPU's up
+/// to rounding.
 TEST(Sampler, EndsOfTheKeptSetAreTheCpus) {
     NEEDS_GPU();
     constexpr uint32_t kVocab = 32'003, kRows = 32;
@@ -361,12 +431,15 @@ TEST(Sampler, EndsOfTheKeptSetAreTheCpus) {
         std::vector<std::vector<float>> logits;
         std::vector<wire::Sequence> sequences;
         for (uint32_t i = 0; i < kRows; ++i) {
-            logits.push_back(make_logits(rng, kVocab, rng() % 2 == 0 ? Kind::kPeaked : Kind::kNormal));
+            logits.push_back(
+                make_logits(rng, kVocab, rng() % 2 == 0 ? Kind::kPeaked : Kind::kNormal));
             wire::Sequence s;
             s.prompt = {1};
             s.sampling.seed = ends[rng() % ends.size()];
             s.sampling.top_k = rng() % 2 == 0 ? 0 : static_cast<int32_t>(1 + rng() % 60);
-            s.sampling.top_p = s.sampling.top_k == 0 ? 0.3f + 0.6f * chance(rng) : rng() % 2 == 0 ? 1.0f : chance(rng);
+            s.sampling.top_p = s.sampling.top_k == 0 ? 0.3f + 0.6f * chance(rng)
+                               : rng() % 2 == 0      ? 1.0f
+                                                     : chance(rng);
             s.sampling.min_p = rng() % 2 == 0 ? 0.0f : 0.1f * chance(rng);
             sequences.push_back(s);
         }
@@ -374,7 +447,8 @@ TEST(Sampler, EndsOfTheKeptSetAreTheCpus) {
         sched::SamplerScratch scratch;
         for (uint32_t i = 0; i < kRows; ++i) {
             const TokenId want = sched::sample(logits[i], sequences[i], scratch).id;
-            ASSERT_TRUE(tokens[i].id == want || is_near(logits[i], sequences[i], tokens[i].id)) << "round " << round << " row " << i;
+            ASSERT_TRUE(tokens[i].id == want || is_near(logits[i], sequences[i], tokens[i].id))
+                << "round " << round << " row " << i;
             equal += tokens[i].id == want ? 1 : 0;
             ++compared;
         }
@@ -404,14 +478,16 @@ TEST(Sampler, RowsDoNotDependOnTheBatch) {
             again.ref.attempt = 1;  // another life in the same row: counts are rebuilt
             const auto alone = rig.sample({logits[i]}, {{&again, i, 0}}, 1);
             ASSERT_EQ(alone[0].id, all[i].id) << "row " << i;
-            ASSERT_EQ(std::bit_cast<uint32_t>(alone[0].logprob), std::bit_cast<uint32_t>(all[i].logprob)) << "row " << i;
+            ASSERT_EQ(std::bit_cast<uint32_t>(alone[0].logprob),
+                      std::bit_cast<uint32_t>(all[i].logprob))
+                << "row " << i;
             ASSERT_EQ(alone[0].top, all[i].top) << "row " << i;
         }
     }
 }
 
-/// An engine in small: steps with and without a pending token, sequences that end and give their state row to others,
-/// sequences that move.
+/// An engine in small: steps with and without a pending token, sequences that end and give their
+/// state row to others, sequences that move.
 TEST(Sampler, PenaltiesFollowTheSequences) {
     NEEDS_GPU();
     constexpr uint32_t kVocab = 1'500, kRows = 12;
@@ -433,14 +509,16 @@ TEST(Sampler, PenaltiesFollowTheSequences) {
         std::vector<wire::Sequence> seen = sequences;  // as the engine's host knows them
         std::vector<SampleRequest> requests;
         for (uint32_t i = 0; i < kRows; ++i) {
-            logits.push_back(make_logits(rng, kVocab, rng() % 2 == 0 ? Kind::kTies : Kind::kNormal));
+            logits.push_back(
+                make_logits(rng, kVocab, rng() % 2 == 0 ? Kind::kTies : Kind::kNormal));
             const bool pending = step % 2 == 1 && !new_in_row[i] && !seen[i].emitted.empty();
             if (pending) seen[i].emitted.pop_back();
             requests.push_back({&seen[i], i, pending ? 1u : 0u});
         }
         const auto tokens = rig.sample(logits, requests, step % 2);
         for (uint32_t i = 0; i < kRows; ++i) {
-            compare(logits[i], sequences[i], tokens[i], near, "step " + std::to_string(step) + " row " + std::to_string(i));
+            compare(logits[i], sequences[i], tokens[i], near,
+                    "step " + std::to_string(step) + " row " + std::to_string(i));
             if (HasFatalFailure()) return;
             ++compared;
             sequences[i].emitted.push_back(tokens[i].id);
@@ -464,7 +542,8 @@ TEST(Sampler, PenaltiesFollowTheSequences) {
     EXPECT_LT(static_cast<double>(near), 1 + 0.01 * static_cast<double>(compared));
 }
 
-/// With a token pending that the counts have not seen, they are rebuilt from the host's ids and the device's last.
+/// With a token pending that the counts have not seen, they are rebuilt from the host's ids and the
+/// device's last.
 TEST(Sampler, RebuildCountsAPendingToken) {
     NEEDS_GPU();
     constexpr uint32_t kVocab = 100;
@@ -476,7 +555,8 @@ TEST(Sampler, RebuildCountsAPendingToken) {
     s.ref = {SequenceId{1}, 0};
     s.prompt = {3};
     s.sampling.temperature = 0;
-    ASSERT_EQ(rig.sample({logits}, {{&s, 2, 0}})[0].id, 40);  // without penalties nothing is counted
+    ASSERT_EQ(rig.sample({logits}, {{&s, 2, 0}})[0].id,
+              40);  // without penalties nothing is counted
     s.sampling.presence_penalty = 1.0f;
     EXPECT_EQ(rig.sample({logits}, {{&s, 2, 1}})[0].id, 41);
     int32_t last[3] = {};
@@ -496,7 +576,8 @@ TEST(Sampler, GraphServesAnySettings) {
         CUDA_OK(rig.sampler->run(rig.launch, b, rig.logits(), kRows));
         CUDA_OK(cudaStreamEndCapture(rig.launch.stream, &graph[b]));
         CUDA_OK(cudaGraphInstantiate(&exec[b], graph[b], 0));
-        CUDA_OK(cudaGraphLaunch(exec[b], rig.launch.stream));  // with nothing prepared it does nothing
+        CUDA_OK(
+            cudaGraphLaunch(exec[b], rig.launch.stream));  // with nothing prepared it does nothing
     }
     CUDA_OK(cudaStreamSynchronize(rig.launch.stream));
     size_t near = 0;
@@ -505,8 +586,10 @@ TEST(Sampler, GraphServesAnySettings) {
         std::vector<std::vector<float>> logits;
         std::vector<wire::Sequence> sequences;
         for (uint32_t i = 0; i < rows; ++i) {
-            logits.push_back(make_logits(rng, kVocab, static_cast<Kind>(rng() % static_cast<uint64_t>(Kind::kCount))));
-            sequences.push_back(make_sequence(rng, kVocab, random_settings(rng, kVocab, true), round * kRows + i + 1));
+            logits.push_back(make_logits(
+                rng, kVocab, static_cast<Kind>(rng() % static_cast<uint64_t>(Kind::kCount))));
+            sequences.push_back(make_sequence(rng, kVocab, random_settings(rng, kVocab, true),
+                                              round * kRows + i + 1));
         }
         rig.upload(logits);
         rig.prepare(requests_for(sequences), b);
@@ -514,7 +597,8 @@ TEST(Sampler, GraphServesAnySettings) {
         const auto tokens = rig.take(b);
         ASSERT_EQ(tokens.size(), rows);
         for (uint32_t i = 0; i < rows; ++i) {
-            compare(logits[i], sequences[i], tokens[i], near, "round " + std::to_string(round) + " row " + std::to_string(i));
+            compare(logits[i], sequences[i], tokens[i], near,
+                    "round " + std::to_string(round) + " row " + std::to_string(i));
             if (HasFatalFailure()) return;
         }
     }
@@ -537,7 +621,11 @@ TEST(Sampler, DrawsFollowTheDistribution) {
         int32_t top_k;
         float min_p;
     };
-    for (const Settings& p : {Settings{1, 1, 0, 0}, {0.7f, 1, 8, 0}, {1.3f, 0.8f, 0, 0}, {1, 1, 0, 0.1f}, {1, 0.9f, 12, 0.05f}}) {
+    for (const Settings& p : {Settings{1, 1, 0, 0},
+                              {0.7f, 1, 8, 0},
+                              {1.3f, 0.8f, 0, 0},
+                              {1, 1, 0, 0.1f},
+                              {1, 0.9f, 12, 0.05f}}) {
         std::vector<wire::Sequence> sequences(kRows);
         for (wire::Sequence& s : sequences) {
             s.prompt = {1};
@@ -550,7 +638,8 @@ TEST(Sampler, DrawsFollowTheDistribution) {
         const size_t draws = rounds(80) * kRows;
         for (size_t n = 0; n < draws; n += kRows) {
             for (uint32_t i = 0; i < kRows; ++i) sequences[i].sampling.seed = (n + i) * 77;
-            for (const wire::Token& token : rig.sample(rows, requests_for(sequences))) ++got[token.id];
+            for (const wire::Token& token : rig.sample(rows, requests_for(sequences)))
+                ++got[token.id];
         }
         double chi = 0, inside = 0;
         int degrees = -1;
@@ -576,14 +665,18 @@ TEST(Sampler, RefusesWhatDoesNotFit) {
     Rig rig(100, 2, 2);
     wire::Sequence s;
     s.prompt = {1};
-    const std::vector<SampleRequest> many(3, {&s, 0, 0}), far(1, {&s, 2, 0}), none(1, {nullptr, 0, 0});
-    for (const auto& rows : {many, far, none}) EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 0, rows));
+    const std::vector<SampleRequest> many(3, {&s, 0, 0}), far(1, {&s, 2, 0}),
+        none(1, {nullptr, 0, 0});
+    for (const auto& rows : {many, far, none})
+        EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 0, rows));
     EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 2, {}));
     for (int i = 0; i < 1300; ++i) s.sampling.logit_bias.emplace_back(i % 100, 1.0f);
-    EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
+    EXPECT_FALSE(
+        rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
     s.sampling.logit_bias.resize(1000);  // the same ids over and over
     s.sampling.temperature = 0;
-    EXPECT_TRUE(rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
+    EXPECT_TRUE(
+        rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
     EXPECT_EQ(rig.sampler->run(rig.launch, 0, rig.logits(), 3), cudaErrorInvalidValue);
 }
 

@@ -1,4 +1,5 @@
-// FlashInfer's headers (Apache-2.0, the Hopper kernels derived from FlashAttention 3, BSD-3) come from outside this repository.
+// FlashInfer's headers (Apache-2.0, the Hopper kernels derived from FlashAttention 3, BSD-3) come
+// from outside this repository.
 #if defined(BATON_WITH_FLASHINFER)
 
 #include "backend/cuda/flashinfer_prefill.hpp"
@@ -17,21 +18,23 @@ namespace {
 
 constexpr uint32_t kPlanThreads = 256;
 
-/// Which tile of queries each CTA works on. One array a field, as the kernel reads them; [tiles_max] each.
+/// Which tile of queries each CTA works on. One array a field, as the kernel reads them;
+/// [tiles_max] each.
 struct Plan {
     int32_t* work_begin;  ///< [ctas + 1]
     int32_t* tile;        ///< tile of queries within the sequence
     int32_t* row_begin;
-    int32_t* block_begin; ///< first block of the sequence in the block table
+    int32_t* block_begin;  ///< first block of the sequence in the block table
     int32_t* rows;
     int32_t* kv_len;
     int32_t* sequence;
 };
 
-/// Deals the tiles of all sequences out to the CTAs like cards, the last (which see the most positions) first. One block.
-__global__ void __launch_bounds__(kPlanThreads) plan_kernel(Plan plan, const int32_t* row_begin, const int32_t* kv_len,
-                                                            uint32_t sequences, uint32_t blocks_stride, uint32_t tile_rows,
-                                                            uint32_t ctas) {
+/// Deals the tiles of all sequences out to the CTAs like cards, the last (which see the most
+/// positions) first. One block.
+__global__ void __launch_bounds__(kPlanThreads)
+    plan_kernel(Plan plan, const int32_t* row_begin, const int32_t* kv_len, uint32_t sequences,
+                uint32_t blocks_stride, uint32_t tile_rows, uint32_t ctas) {
     __shared__ uint32_t part[kPlanThreads];
     __shared__ uint32_t total;
     const uint32_t per = (sequences + kPlanThreads - 1) / kPlanThreads;
@@ -53,8 +56,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(Plan plan, const int
         total = sum;
     }
     __syncthreads();
-    const auto begin_of = [&](uint32_t cta) { return cta * (total / ctas) + min(cta, total % ctas); };
-    for (uint32_t c = threadIdx.x; c <= ctas; c += kPlanThreads) plan.work_begin[c] = static_cast<int32_t>(begin_of(c));
+    const auto begin_of = [&](uint32_t cta) {
+        return cta * (total / ctas) + min(cta, total % ctas);
+    };
+    for (uint32_t c = threadIdx.x; c <= ctas; c += kPlanThreads)
+        plan.work_begin[c] = static_cast<int32_t>(begin_of(c));
     uint32_t item = part[threadIdx.x];
     for (uint32_t s = first; s < last; ++s)
         for (uint32_t tile = tiles_of(s); tile-- > 0; ++item) {
@@ -74,7 +80,8 @@ cudaError_t run(cudaStream_t stream, const PrefillAttention& args, uint32_t ctas
     const AttentionArgs& base = args.base;
     const size_t tiles = args.rows / kTileRows + base.sequences;
     int32_t* memory = nullptr;
-    cudaError_t status = cudaMallocAsync(reinterpret_cast<void**>(&memory), (ctas + 1 + 6 * tiles) * sizeof(int32_t), stream);
+    cudaError_t status = cudaMallocAsync(reinterpret_cast<void**>(&memory),
+                                         (ctas + 1 + 6 * tiles) * sizeof(int32_t), stream);
     if (status != cudaSuccess) return status;
     Plan plan{memory, memory + ctas + 1, nullptr, nullptr, nullptr, nullptr, nullptr};
     plan.row_begin = plan.tile + tiles;
@@ -82,8 +89,8 @@ cudaError_t run(cudaStream_t stream, const PrefillAttention& args, uint32_t ctas
     plan.rows = plan.block_begin + tiles;
     plan.kv_len = plan.rows + tiles;
     plan.sequence = plan.kv_len + tiles;
-    plan_kernel<<<1, kPlanThreads, 0, stream>>>(plan, args.row_begin, base.kv_len, base.sequences, base.blocks_stride, kTileRows,
-                                                ctas);
+    plan_kernel<<<1, kPlanThreads, 0, stream>>>(plan, args.row_begin, base.kv_len, base.sequences,
+                                                base.blocks_stride, kTileRows, ctas);
     flashinfer::BatchPrefillPagedParams<T, T, T, int32_t> params{};
     params.q_ptr = static_cast<T*>(const_cast<void*>(args.q));
     params.k_ptr = static_cast<T*>(base.kv.k);
@@ -110,8 +117,11 @@ cudaError_t run(cudaStream_t stream, const PrefillAttention& args, uint32_t ctas
     params.page_size = static_cast<int>(base.kv.block_tokens);
     params.window_left = -1;
     params.causal = true;
-    status = flashinfer::BatchPrefillWithPagedKVCacheDispatched<kHeadDim, kHeadDim, flashinfer::MaskMode::kCausal, false, true,
-                                                                flashinfer::StandardAttention>(params, false, stream);
+    status =
+        flashinfer::BatchPrefillWithPagedKVCacheDispatched<kHeadDim, kHeadDim,
+                                                           flashinfer::MaskMode::kCausal, false,
+                                                           true, flashinfer::StandardAttention>(
+            params, false, stream);
     const cudaError_t freed = cudaFreeAsync(memory, stream);
     return status != cudaSuccess ? status : freed;
 }
@@ -128,13 +138,16 @@ cudaError_t run_head(cudaStream_t stream, const PrefillAttention& args, uint32_t
 cudaError_t flashinfer_prefill_attention(const Launch& launch, const PrefillAttention& args) {
     int device = 0, major = 0, ctas = 0;
     cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&ctas, cudaDevAttrMultiProcessorCount, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&ctas, cudaDevAttrMultiProcessorCount, device);
     if (status != cudaSuccess) return status;
     if (major != 9) return cudaErrorNotSupported;
     if (args.rows == 0 || args.base.sequences == 0) return cudaSuccess;
-    return args.base.elem == Elem::kBF16 ? run_head<cutlass::bfloat16_t>(launch.stream, args, static_cast<uint32_t>(ctas))
-                                         : run_head<cutlass::half_t>(launch.stream, args, static_cast<uint32_t>(ctas));
+    return args.base.elem == Elem::kBF16
+               ? run_head<cutlass::bfloat16_t>(launch.stream, args, static_cast<uint32_t>(ctas))
+               : run_head<cutlass::half_t>(launch.stream, args, static_cast<uint32_t>(ctas));
 }
 
 }  // namespace baton::backend::cuda

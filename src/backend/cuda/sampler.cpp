@@ -19,11 +19,12 @@ using sampling::Mode;
 using sampling::Row;
 
 constexpr float kTemperatureMin = 1e-5f;  // greedy below, as on the CPU
-constexpr uint32_t kStaged = 8;           // rows of counts that one step can rebuild without waiting
+constexpr uint32_t kStaged = 8;  // rows of counts that one step can rebuild without waiting
 constexpr uint32_t kBuffers = 2;
 
 bool has_penalties(const wire::Sampling& s) {
-    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f ||
+           s.frequency_penalty != 0.0f;
 }
 
 /// What the device's counts of a state row hold.
@@ -44,11 +45,16 @@ struct Step {
 class DeviceSampler final : public Sampler {
   public:
     DeviceSampler(uint32_t vocab, uint32_t rows_max, uint32_t states)
-        : vocab_(vocab), rows_max_(rows_max), stride_((vocab + sampling::kChunk - 1) / sampling::kChunk * sampling::kChunk),
-          counted_(states), edit_of_(vocab, 0), edit_stamp_(vocab, 0) {}
+        : vocab_(vocab),
+          rows_max_(rows_max),
+          stride_((vocab + sampling::kChunk - 1) / sampling::kChunk * sampling::kChunk),
+          counted_(states),
+          edit_of_(vocab, 0),
+          edit_stamp_(vocab, 0) {}
 
     Expected<void> allot();
-    Expected<void> prepare(cudaStream_t stream, uint32_t buffer, std::span<const SampleRequest> rows) override;
+    Expected<void> prepare(cudaStream_t stream, uint32_t buffer,
+                           std::span<const SampleRequest> rows) override;
     cudaError_t run(const Launch& launch, uint32_t buffer, float* logits, uint32_t rows) override;
     cudaError_t fetch(cudaStream_t stream, uint32_t buffer) override;
     void take(uint32_t buffer, std::vector<wire::Token>& tokens) override;
@@ -61,8 +67,10 @@ class DeviceSampler final : public Sampler {
   private:
     Row describe_row(const SampleRequest& request) const;
     Expected<uint32_t> add_edits(const SampleRequest& request, Edit* edits);
-    Expected<void> keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged);
-    Expected<void> rebuild(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged);
+    Expected<void> keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request,
+                               uint32_t& staged);
+    Expected<void> rebuild(cudaStream_t stream, Step& step, const SampleRequest& request,
+                           uint32_t& staged);
 
     uint32_t vocab_;
     uint32_t rows_max_;
@@ -71,7 +79,7 @@ class DeviceSampler final : public Sampler {
     DeviceBuffer counts_, last_, work_;
     sampling::Args args_{};
     std::vector<Counted> counted_;
-    std::vector<uint32_t> edit_of_;     ///< of an id: its edit in the row whose stamp it bears
+    std::vector<uint32_t> edit_of_;  ///< of an id: its edit in the row whose stamp it bears
     std::vector<uint32_t> edit_stamp_;
     uint32_t stamp_ = 0;
 };
@@ -113,11 +121,13 @@ Expected<void> DeviceSampler::allot() {
     args_.chunks = stride_ / sampling::kChunk;
     args_.count_stride = stride_;
     limit_list(0);
-    const size_t upload = sampling::kRowsAt + rows_max_ * (sizeof(Row) + sampling::kEditsMax * sizeof(Edit));
+    const size_t upload =
+        sampling::kRowsAt + rows_max_ * (sizeof(Row) + sampling::kEditsMax * sizeof(Edit));
     const size_t states = counted_.size();
     BATON_TRY_ASSIGN(work_, DeviceBuffer::make(carve(args_, nullptr, rows_max_), "sampling"));
     carve(args_, work_.data(), rows_max_);
-    BATON_TRY_ASSIGN(counts_, DeviceBuffer::make(states * stride_ * sizeof(uint16_t), "counts of sampled tokens"));
+    BATON_TRY_ASSIGN(counts_, DeviceBuffer::make(states * stride_ * sizeof(uint16_t),
+                                                 "counts of sampled tokens"));
     BATON_TRY_ASSIGN(last_, DeviceBuffer::make(states * sizeof(int32_t), "sampled tokens"));
     args_.counts = counts_.as<uint16_t>();
     args_.last = last_.as<int32_t>();
@@ -125,13 +135,17 @@ Expected<void> DeviceSampler::allot() {
         BATON_TRY_ASSIGN(step.upload, PinnedBuffer::make(upload));
         BATON_TRY_ASSIGN(step.heads, PinnedBuffer::make(rows_max_ * sizeof(sampling::Head)));
         BATON_TRY_ASSIGN(step.tops, PinnedBuffer::make(rows_max_ * sizeof(sampling::Top)));
-        BATON_TRY_ASSIGN(step.counts, PinnedBuffer::make(size_t{kStaged} * stride_ * sizeof(uint16_t)));
+        BATON_TRY_ASSIGN(step.counts,
+                         PinnedBuffer::make(size_t{kStaged} * stride_ * sizeof(uint16_t)));
         BATON_TRY_ASSIGN(step.device_upload, DeviceBuffer::make(upload, "sampling settings"));
-        BATON_TRY_ASSIGN(step.device_heads, DeviceBuffer::make(rows_max_ * sizeof(sampling::Head), "sampled tokens"));
-        BATON_TRY_ASSIGN(step.device_tops, DeviceBuffer::make(rows_max_ * sizeof(sampling::Top), "logprobs"));
+        BATON_TRY_ASSIGN(step.device_heads,
+                         DeviceBuffer::make(rows_max_ * sizeof(sampling::Head), "sampled tokens"));
+        BATON_TRY_ASSIGN(step.device_tops,
+                         DeviceBuffer::make(rows_max_ * sizeof(sampling::Top), "logprobs"));
         step.wanted.reserve(rows_max_);
         // A graph that runs before anything was prepared finds no rows.
-        BATON_CUDA_TRY(cudaMemset(step.device_upload.data(), 0, sampling::kRowsAt), "clearing the sampler's memory");
+        BATON_CUDA_TRY(cudaMemset(step.device_upload.data(), 0, sampling::kRowsAt),
+                       "clearing the sampler's memory");
     }
     BATON_CUDA_TRY(cudaMemset(work_.data(), 0, work_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(counts_.data(), 0, counts_.size()), "clearing the sampler's memory");
@@ -142,7 +156,8 @@ Expected<void> DeviceSampler::allot() {
 
 size_t DeviceSampler::bytes() const {
     size_t sum = work_.size() + counts_.size() + last_.size();
-    for (const Step& step : steps_) sum += step.device_upload.size() + step.device_heads.size() + step.device_tops.size();
+    for (const Step& step : steps_)
+        sum += step.device_upload.size() + step.device_heads.size() + step.device_tops.size();
     return sum;
 }
 
@@ -155,25 +170,28 @@ Row DeviceSampler::describe_row(const SampleRequest& request) const {
     row.scale = 1.0f / s.temperature;
     row.top_p = s.top_p < 1.0f ? s.top_p : 1.0f;
     row.min_p = s.min_p > 0.0f ? s.min_p : 0.0f;
-    row.top_k = s.top_k > 0 && static_cast<uint32_t>(s.top_k) < vocab_ ? static_cast<uint32_t>(s.top_k) : 0;
+    row.top_k =
+        s.top_k > 0 && static_cast<uint32_t>(s.top_k) < vocab_ ? static_cast<uint32_t>(s.top_k) : 0;
     row.repetition = s.repetition_penalty;
     row.presence = s.presence_penalty;
     row.frequency = s.frequency_penalty;
     row.state = request.state;
     row.penalties = has_penalties(s) ? 1 : 0;
     row.top = std::min(s.top_logprobs, static_cast<int32_t>(kTopMax));
-    row.mode = !(s.temperature >= kTemperatureMin)      ? Mode::kGreedy
+    row.mode = !(s.temperature >= kTemperatureMin)  ? Mode::kGreedy
                : row.top_k != 0 || row.top_p < 1.0f ? Mode::kOrdered
                : row.min_p > 0.0f                   ? Mode::kBar
                                                     : Mode::kDraw;
     return row;
 }
 
-/// Writes the row's biased and masked ids, each once. Ids out of the vocabulary are left out, as on the CPU.
+/// Writes the row's biased and masked ids, each once. Ids out of the vocabulary are left out, as on
+/// the CPU.
 Expected<uint32_t> DeviceSampler::add_edits(const SampleRequest& request, Edit* edits) {
     const wire::Sequence& sequence = *request.sequence;
     const wire::Sampling& s = sequence.sampling;
-    const bool masks = sequence.emitted.size() + request.pending < s.min_tokens && !s.stop_ids.empty();
+    const bool masks =
+        sequence.emitted.size() + request.pending < s.min_tokens && !s.stop_ids.empty();
     if (s.logit_bias.empty() && !masks) return 0u;
     uint32_t n = 0;
     if (++stamp_ == 0) {
@@ -192,7 +210,9 @@ Expected<uint32_t> DeviceSampler::add_edits(const SampleRequest& request, Edit* 
     };
     if (s.logit_bias.size() + (masks ? s.stop_ids.size() : 0) > sampling::kEditsMax)
         return fail(ErrorCode::kInvalidArgument,
-                    "logit_bias and stop ids name more than " + std::to_string(sampling::kEditsMax) + " tokens", "logit_bias");
+                    "logit_bias and stop ids name more than " +
+                        std::to_string(sampling::kEditsMax) + " tokens",
+                    "logit_bias");
     for (const auto& [id, bias] : s.logit_bias)
         if (Edit* edit = edit_for(id)) edit->bias += bias;
     if (masks)
@@ -201,8 +221,10 @@ Expected<uint32_t> DeviceSampler::add_edits(const SampleRequest& request, Edit* 
     return n;
 }
 
-/// Uploads counts from what the host knows of the sequence, and counts the token it does not know yet.
-Expected<void> DeviceSampler::rebuild(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged) {
+/// Uploads counts from what the host knows of the sequence, and counts the token it does not know
+/// yet.
+Expected<void> DeviceSampler::rebuild(cudaStream_t stream, Step& step, const SampleRequest& request,
+                                      uint32_t& staged) {
     if (staged == kStaged) {
         BATON_CUDA_TRY(cudaStreamSynchronize(stream), "uploading counts");
         staged = 0;
@@ -215,14 +237,18 @@ Expected<void> DeviceSampler::rebuild(cudaStream_t stream, Step& step, const Sam
     for (const TokenId id : request.sequence->prompt)
         if (in_vocab(id)) counts[id] = static_cast<uint16_t>(counts[id] | sampling::kInPrompt);
     uint16_t* device = args_.counts + static_cast<size_t>(request.state) * stride_;
-    BATON_CUDA_TRY(cudaMemcpyAsync(device, counts, stride_ * sizeof(uint16_t), cudaMemcpyHostToDevice, stream), "uploading counts");
+    BATON_CUDA_TRY(
+        cudaMemcpyAsync(device, counts, stride_ * sizeof(uint16_t), cudaMemcpyHostToDevice, stream),
+        "uploading counts");
     if (request.pending != 0)
-        BATON_CUDA_TRY(sampling::launch_count(stream, device, args_.last + request.state, vocab_), "counting a token");
+        BATON_CUDA_TRY(sampling::launch_count(stream, device, args_.last + request.state, vocab_),
+                       "counting a token");
     return {};
 }
 
 /// Sees to it that the counts of a row with penalties are the sequence's.
-Expected<void> DeviceSampler::keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request, uint32_t& staged) {
+Expected<void> DeviceSampler::keep_counts(cudaStream_t stream, Step& step,
+                                          const SampleRequest& request, uint32_t& staged) {
     Counted& counted = counted_[request.state];
     const wire::Sequence& sequence = *request.sequence;
     const size_t emitted = sequence.emitted.size() + request.pending;
@@ -232,10 +258,11 @@ Expected<void> DeviceSampler::keep_counts(cudaStream_t stream, Step& step, const
     return {};
 }
 
-Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer, std::span<const SampleRequest> rows) {
+Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer,
+                                      std::span<const SampleRequest> rows) {
     if (buffer >= kBuffers || rows.size() > rows_max_)
-        return fail(ErrorCode::kInternal, "the sampler has room for " + std::to_string(rows_max_) + " rows, not " +
-                                              std::to_string(rows.size()));
+        return fail(ErrorCode::kInternal, "the sampler has room for " + std::to_string(rows_max_) +
+                                              " rows, not " + std::to_string(rows.size()));
     Step& step = steps_[buffer];
     auto* base = step.upload.as<std::byte>();
     auto* out = reinterpret_cast<Row*>(base + sampling::kRowsAt);
@@ -247,7 +274,8 @@ Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer, std:
     for (size_t i = 0; i < rows.size(); ++i) {
         const SampleRequest& request = rows[i];
         if (request.sequence == nullptr || request.state >= counted_.size())
-            return fail(ErrorCode::kInternal, "a row to sample has no sequence or a state row that does not exist");
+            return fail(ErrorCode::kInternal,
+                        "a row to sample has no sequence or a state row that does not exist");
         out[i] = describe_row(request);
         BATON_TRY_ASSIGN(out[i].edits, add_edits(request, edits + edits_count));
         out[i].edit_first = edits_count;
@@ -259,14 +287,17 @@ Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer, std:
         step.wanted.push_back(out[i].top);
         step.any_top = step.any_top || out[i].top > 0;
     }
-    *reinterpret_cast<sampling::Header*>(base) = {static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(edits_at)};
-    BATON_CUDA_TRY(cudaMemcpyAsync(step.device_upload.data(), base, edits_at + edits_count * sizeof(Edit), cudaMemcpyHostToDevice,
-                                   stream),
-                   "uploading sampling settings");
+    *reinterpret_cast<sampling::Header*>(base) = {static_cast<uint32_t>(rows.size()),
+                                                  static_cast<uint32_t>(edits_at)};
+    BATON_CUDA_TRY(
+        cudaMemcpyAsync(step.device_upload.data(), base, edits_at + edits_count * sizeof(Edit),
+                        cudaMemcpyHostToDevice, stream),
+        "uploading sampling settings");
     return {};
 }
 
-cudaError_t DeviceSampler::run(const Launch& launch, uint32_t buffer, float* logits, uint32_t rows) {
+cudaError_t DeviceSampler::run(const Launch& launch, uint32_t buffer, float* logits,
+                               uint32_t rows) {
     if (buffer >= kBuffers || rows > rows_max_) return cudaErrorInvalidValue;
     sampling::Args args = args_;
     args.upload = steps_[buffer].device_upload.data();
@@ -281,10 +312,12 @@ cudaError_t DeviceSampler::fetch(cudaStream_t stream, uint32_t buffer) {
     Step& step = steps_[buffer];
     const size_t n = step.wanted.size();
     if (n == 0) return cudaSuccess;
-    const cudaError_t status = cudaMemcpyAsync(step.heads.as<void>(), step.device_heads.data(), n * sizeof(sampling::Head),
-                                               cudaMemcpyDeviceToHost, stream);
+    const cudaError_t status =
+        cudaMemcpyAsync(step.heads.as<void>(), step.device_heads.data(), n * sizeof(sampling::Head),
+                        cudaMemcpyDeviceToHost, stream);
     if (status != cudaSuccess || !step.any_top) return status;
-    return cudaMemcpyAsync(step.tops.as<void>(), step.device_tops.data(), n * sizeof(sampling::Top), cudaMemcpyDeviceToHost, stream);
+    return cudaMemcpyAsync(step.tops.as<void>(), step.device_tops.data(), n * sizeof(sampling::Top),
+                           cudaMemcpyDeviceToHost, stream);
 }
 
 void DeviceSampler::take(uint32_t buffer, std::vector<wire::Token>& tokens) {
@@ -305,10 +338,14 @@ void DeviceSampler::take(uint32_t buffer, std::vector<wire::Token>& tokens) {
 
 }  // namespace
 
-Expected<std::unique_ptr<Sampler>> Sampler::create(uint32_t vocab, uint32_t rows_max, uint32_t states) {
-    if (vocab == 0 || vocab > sampling::kVocabMax || rows_max == 0 || states == 0 || rows_max > 65535)
-        return fail(ErrorCode::kInvalidArgument, "the sampler cannot serve a vocabulary of " + std::to_string(vocab) + " with " +
-                                                     std::to_string(rows_max) + " rows and " + std::to_string(states) + " states");
+Expected<std::unique_ptr<Sampler>> Sampler::create(uint32_t vocab, uint32_t rows_max,
+                                                   uint32_t states) {
+    if (vocab == 0 || vocab > sampling::kVocabMax || rows_max == 0 || states == 0 ||
+        rows_max > 65535)
+        return fail(ErrorCode::kInvalidArgument, "the sampler cannot serve a vocabulary of " +
+                                                     std::to_string(vocab) + " with " +
+                                                     std::to_string(rows_max) + " rows and " +
+                                                     std::to_string(states) + " states");
     auto sampler = std::make_unique<DeviceSampler>(vocab, rows_max, states);
     BATON_TRY(sampler->allot());
     return sampler;

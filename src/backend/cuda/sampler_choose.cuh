@@ -2,7 +2,8 @@
 
 #include "backend/cuda/sampler_device.cuh"
 
-/// The token from a list of candidates: put in order, then top-k, top-p, min-p and the draw by sums over the list.
+/// The token from a list of candidates: put in order, then top-k, top-p, min-p and the draw by sums
+/// over the list.
 namespace baton::backend::cuda::sampling {
 
 /// What the candidates' weights and the draw follow from.
@@ -24,7 +25,8 @@ struct ShortList {
     uint32_t count;
 };
 
-/// Sorts `n` found candidates into `sorted`, largest first, each by the number of those before it. One block; all call.
+/// Sorts `n` found candidates into `sorted`, largest first, each by the number of those before it.
+/// One block; all call.
 __device__ __forceinline__ void rank_found(ShortList& found, uint32_t n, uint64_t* sorted) {
     if (threadIdx.x < 2) found.key[n + threadIdx.x] = 0;
     __syncthreads();
@@ -42,8 +44,8 @@ __device__ __forceinline__ void rank_found(ShortList& found, uint32_t n, uint64_
     __syncthreads();
 }
 
-/// What lies between listed candidates: with None they are all there are within reach, with a RowState's bins all of the
-/// wanted bins, and the sums of the bins complete them.
+/// What lies between listed candidates: with None they are all there are within reach, with a
+/// RowState's bins all of the wanted bins, and the sums of the bins complete them.
 struct None {
     static constexpr bool kAllListed = true;
 };
@@ -58,7 +60,8 @@ struct FromBins {
 
 /// The token, from `n` sorted candidates, at most kMost. One block of kThreads.
 template <uint32_t kThreads, uint32_t kMost, class Between>
-__device__ __forceinline__ uint32_t choose_listed(const Row& row, const Draw& draw, const uint64_t* list, uint32_t n,
+__device__ __forceinline__ uint32_t choose_listed(const Row& row, const Draw& draw,
+                                                  const uint64_t* list, uint32_t n,
                                                   const Between& between) {
     constexpr uint32_t kEach = kMost / kThreads;
     __shared__ uint64_t kept;
@@ -83,7 +86,9 @@ __device__ __forceinline__ uint32_t choose_listed(const Row& row, const Draw& dr
             if constexpr (!Between::kAllListed) {
                 const uint32_t bin = bin_of(y, between.bins_per);
                 const uint32_t earlier =
-                    j == 0 ? kBins : bin_of(distance(key_value(list[j - 1]), draw.max, draw.scale), between.bins_per);
+                    j == 0 ? kBins
+                           : bin_of(distance(key_value(list[j - 1]), draw.max, draw.scale),
+                                    between.bins_per);
                 if (bin != earlier) {  // what lies between the two bins
                     rank_sum += between.counts[bin] - (j == 0 ? 0 : between.counts[earlier + 1]);
                     sum += between.masses[bin] - (j == 0 ? 0 : between.masses[earlier + 1]);
@@ -128,7 +133,8 @@ __device__ __forceinline__ uint32_t choose_listed(const Row& row, const Draw& dr
     const uint64_t unit = draw_unit(draw.u, min(cut, least));
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
-        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i]) drawn = key_id(list[first + i]);
+        if (first + i < n && up_to[i] - w[i] <= unit && unit < up_to[i])
+            drawn = key_id(list[first + i]);
     __syncthreads();
     return drawn;
 }

@@ -4,16 +4,19 @@
 
 #include "backend/cuda/sampler_kernels.hpp"
 
-/// Device pieces of the sampler: weights, loading a chunk, sums over a block. All sums that decide a token are of integers
-/// (weights in units of 2^-42) or have one fixed order, so that neither the batch nor the GPU changes a token.
+/// Device pieces of the sampler: weights, loading a chunk, sums over a block. All sums that decide
+/// a token are of integers (weights in units of 2^-42) or have one fixed order, so that neither the
+/// batch nor the GPU changes a token.
 namespace baton::backend::cuda::sampling {
 
 constexpr uint32_t kAll = 0xFFFFFFFFu;  ///< all lanes of a warp
 constexpr int kPerLane = kChunk / 32;
-constexpr float kReachMax = 30.0f;      ///< beyond, a weight is below half a unit
+constexpr float kReachMax = 30.0f;  ///< beyond, a weight is below half a unit
 constexpr float kLogprobMin = -9999.0f;
 
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(static_cast<int>(0xFF800000u)); }
+__device__ __forceinline__ float minus_infinity() {
+    return __int_as_float(static_cast<int>(0xFF800000u));
+}
 
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
@@ -27,7 +30,9 @@ __device__ __forceinline__ void wait_for_earlier() {
 }
 
 /// NaN counts as minus infinity.
-__device__ __forceinline__ float without_nan(float v) { return v == v ? v : minus_infinity(); }
+__device__ __forceinline__ float without_nan(float v) {
+    return v == v ? v : minus_infinity();
+}
 
 /// Bits that compare as the numbers do; both zeros are one.
 __device__ __forceinline__ uint32_t ordered(float v) {
@@ -41,11 +46,15 @@ __device__ __forceinline__ float from_ordered(uint32_t o) {
 __device__ __forceinline__ uint64_t make_key(uint32_t order, uint32_t id) {
     return (static_cast<uint64_t>(order) << 32) | (~id & 0xFFFFFFFFu);
 }
-__device__ __forceinline__ float key_value(uint64_t key) { return from_ordered(static_cast<uint32_t>(key >> 32)); }
-__device__ __forceinline__ uint32_t key_id(uint64_t key) { return ~static_cast<uint32_t>(key); }
+__device__ __forceinline__ float key_value(uint64_t key) {
+    return from_ordered(static_cast<uint32_t>(key >> 32));
+}
+__device__ __forceinline__ uint32_t key_id(uint64_t key) {
+    return ~static_cast<uint32_t>(key);
+}
 
-/// exp of x in [-87, 0]: x = n·ln 2 + r, polynomial in r, scaled by 2^n (Cephes' expf). The operations are written out so
-/// that every GPU gives the same bits.
+/// exp of x in [-87, 0]: x = n·ln 2 + r, polynomial in r, scaled by 2^n (Cephes' expf). The
+/// operations are written out so that every GPU gives the same bits.
 __device__ __forceinline__ float exp_nonpositive(float x) {
     const float shifted = __fmaf_rn(x, 1.44269504088896341f, 12582912.0f);
     const float n = __fsub_rn(shifted, 12582912.0f);
@@ -61,29 +70,40 @@ __device__ __forceinline__ float exp_nonpositive(float x) {
     return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
 }
 /// How far below the largest, in units of the temperature. Falls as v rises, also in its rounding.
-__device__ __forceinline__ float distance(float v, float max, float scale) { return __fmul_rn(__fsub_rn(max, v), scale); }
+__device__ __forceinline__ float distance(float v, float max, float scale) {
+    return __fmul_rn(__fsub_rn(max, v), scale);
+}
 /// exp of minus a distance ≥ 0; NaN and what is far away give a weight that counts for nothing.
-__device__ __forceinline__ float weight_at(float y) { return exp_nonpositive(-fminf(y, 87.0f)); }
+__device__ __forceinline__ float weight_at(float y) {
+    return exp_nonpositive(-fminf(y, 87.0f));
+}
 /// A weight in units of 2^-42.
-__device__ __forceinline__ uint64_t units(float weight) { return __float2ull_rn(weight * 4398046511104.0f); }
-__device__ __forceinline__ uint64_t units_at(float y) { return y <= kReachMax ? units(weight_at(y)) : 0; }
+__device__ __forceinline__ uint64_t units(float weight) {
+    return __float2ull_rn(weight * 4398046511104.0f);
+}
+__device__ __forceinline__ uint64_t units_at(float y) {
+    return y <= kReachMax ? units(weight_at(y)) : 0;
+}
 
 /// Repetition, frequency and presence penalty, as the CPU rounds them.
 __device__ __forceinline__ float penalise(float v, uint32_t count, const Row& row) {
     if (count == 0) return v;
-    if (row.repetition != 1.0f) v = v > 0.0f ? __fdiv_rn(v, row.repetition) : __fmul_rn(v, row.repetition);
+    if (row.repetition != 1.0f)
+        v = v > 0.0f ? __fdiv_rn(v, row.repetition) : __fmul_rn(v, row.repetition);
     const uint32_t n = count & (kInPrompt - 1u);
-    if (n != 0) v = __fsub_rn(v, __fadd_rn(__fmul_rn(row.frequency, static_cast<float>(n)), row.presence));
+    if (n != 0)
+        v = __fsub_rn(v, __fadd_rn(__fmul_rn(row.frequency, static_cast<float>(n)), row.presence));
     return without_nan(v);
 }
 
 /// Id of element `i` of a lane's part of a chunk: eight vectors of four, 512 bytes apart.
 __device__ __forceinline__ uint32_t id_of(uint32_t chunk, uint32_t lane, int i) {
-    return chunk * kChunk + static_cast<uint32_t>(i >> 2) * 128 + lane * 4 + static_cast<uint32_t>(i & 3);
+    return chunk * kChunk + static_cast<uint32_t>(i >> 2) * 128 + lane * 4 +
+           static_cast<uint32_t>(i & 3);
 }
 
-/// A load that may hit the multiprocessor's own cache, or only the one that all share: for what other blocks of this kernel
-/// may have written.
+/// A load that may hit the multiprocessor's own cache, or only the one that all share: for what
+/// other blocks of this kernel may have written.
 enum class Via { kOwnCache, kSharedCache };
 template <Via kVia, class T>
 __device__ __forceinline__ T load(const T* from) {
@@ -91,22 +111,25 @@ __device__ __forceinline__ T load(const T* from) {
     return *from;
 }
 
-/// Loads four words here and now: the compiler would wait with it until after a branch on something else.
+/// Loads four words here and now: the compiler would wait with it until after a branch on something
+/// else.
 __device__ __forceinline__ uint4 load_now(const void* from) {
     uint4 v;
 #if defined(__CUDA_ARCH__)
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
 #else
     v = *static_cast<const uint4*>(from);
 #endif
     return v;
 }
 
-/// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary. NaN stays: maxima pass it
-/// over, and no distance from it is within reach.
+/// Loads a lane's part of a chunk of raw (or edited) logits; minus infinity beyond the vocabulary.
+/// NaN stays: maxima pass it over, and no distance from it is within reach.
 template <Via kVia>
-__device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, uint32_t chunk, uint32_t lane,
-                                           float (&v)[kPerLane]) {
+__device__ __forceinline__ void load_chunk(const float* logits, uint32_t vocab, uint32_t chunk,
+                                           uint32_t lane, float (&v)[kPerLane]) {
     const float* from = logits + chunk * kChunk + lane * 4;
     if ((chunk + 1) * kChunk <= vocab && (reinterpret_cast<uintptr_t>(logits) & 15) == 0) {
 #pragma unroll
@@ -132,16 +155,17 @@ __device__ __forceinline__ const uint16_t* counts_of(const Args& a, const Row& r
     return a.counts + static_cast<size_t>(row.state) * a.count_stride;
 }
 
-/// Applies penalties to a lane's part of a chunk. Few ids have a count, so they are visited one by one: code that does all
-/// 32 in a row is slower to fetch than to run.
-__device__ __forceinline__ void penalise_chunk(const Args& a, const Row& row, uint32_t chunk, uint32_t lane, float (&v)[kPerLane]) {
+/// Applies penalties to a lane's part of a chunk. Few ids have a count, so they are visited one by
+/// one: code that does all 32 in a row is slower to fetch than to run.
+__device__ __forceinline__ void penalise_chunk(const Args& a, const Row& row, uint32_t chunk,
+                                               uint32_t lane, float (&v)[kPerLane]) {
     const uint16_t* counts = counts_of(a, row) + chunk * kChunk;
     uint32_t counted = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane / 4; ++j) {
         const ushort4 c = *reinterpret_cast<const ushort4*>(counts + j * 128 + lane * 4);
-        counted |= (c.x != 0 ? 1u : 0u) << (j * 4) | (c.y != 0 ? 2u : 0u) << (j * 4) | (c.z != 0 ? 4u : 0u) << (j * 4) |
-                   (c.w != 0 ? 8u : 0u) << (j * 4);
+        counted |= (c.x != 0 ? 1u : 0u) << (j * 4) | (c.y != 0 ? 2u : 0u) << (j * 4) |
+                   (c.z != 0 ? 4u : 0u) << (j * 4) | (c.w != 0 ? 8u : 0u) << (j * 4);
     }
 #pragma unroll 1
     for (; counted != 0; counted &= counted - 1) {
@@ -157,13 +181,15 @@ __device__ __forceinline__ void penalise_chunk(const Args& a, const Row& row, ui
 
 /// The adjusted logit of one id.
 template <Via kVia>
-__device__ __forceinline__ float load_one(const Args& a, const Row& row, bool penalties, const float* logits, uint32_t id) {
+__device__ __forceinline__ float load_one(const Args& a, const Row& row, bool penalties,
+                                          const float* logits, uint32_t id) {
     const float v = without_nan(load<kVia>(logits + id));
     return penalties ? penalise(v, counts_of(a, row)[id], row) : v;
 }
 
 /// The lane's logits of a chunk within reach of the largest, as bits.
-__device__ __forceinline__ uint32_t within_reach(const float (&v)[kPerLane], float max, float scale, float reach) {
+__device__ __forceinline__ uint32_t within_reach(const float (&v)[kPerLane], float max, float scale,
+                                                 float reach) {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) bits |= (distance(v[i], max, scale) <= reach ? 1u : 0u) << i;
@@ -171,7 +197,8 @@ __device__ __forceinline__ uint32_t within_reach(const float (&v)[kPerLane], flo
 }
 
 /// The key of a chunk's best; every lane gets it.
-__device__ __forceinline__ uint64_t best_of(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane) {
+__device__ __forceinline__ uint64_t best_of(const float (&v)[kPerLane], uint32_t chunk,
+                                            uint32_t lane) {
     float top = minus_infinity();
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) top = fmaxf(top, v[i]);
@@ -212,8 +239,9 @@ __device__ __forceinline__ T warp_inclusive(T v, uint32_t lane) {
     return v;
 }
 
-/// Exclusive prefix sum over a block of up to 1024 threads, in the threads' order. `total` gets the sum. All threads call.
-/// Not inline, as the code of these kernels must stay small: their data is, and fetching code is most of their time.
+/// Exclusive prefix sum over a block of up to 1024 threads, in the threads' order. `total` gets the
+/// sum. All threads call. Not inline, as the code of these kernels must stay small: their data is,
+/// and fetching code is most of their time.
 struct Prefix {
     uint64_t before, total;
 };
@@ -233,7 +261,9 @@ __device__ __noinline__ Prefix block_exclusive(uint64_t v) {
     __syncthreads();
     return {part[warp] + within - v, part[32]};
 }
-__device__ __forceinline__ uint64_t block_sum(uint64_t v) { return block_exclusive(v).total; }
+__device__ __forceinline__ uint64_t block_sum(uint64_t v) {
+    return block_exclusive(v).total;
+}
 /// Largest over the block. All threads call; all get it.
 __device__ __noinline__ uint64_t block_max(uint64_t v) {
     __shared__ uint64_t part[33];
@@ -271,7 +301,8 @@ __device__ inline double block_sum_double(double v) {
     return v;
 }
 
-/// True in every thread of the last of the grid's x blocks that calls it for this row; what the others wrote is visible then.
+/// True in every thread of the last of the grid's x blocks that calls it for this row; what the
+/// others wrote is visible then.
 __device__ inline bool is_last_block(uint32_t* ticket) {
     __shared__ bool last;
     __syncthreads();
@@ -289,7 +320,8 @@ __device__ inline bool is_last_block(uint32_t* ticket) {
 
 /// u in [0, 1) of Philox 4x32-10 keyed by seed and position: sched::uniform.
 __device__ __noinline__ double uniform(uint64_t seed, uint64_t position) {
-    uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+    uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32),
+             c2 = 0, c3 = 0;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma unroll 1
     for (int round = 0; round < 10; ++round) {
@@ -315,7 +347,8 @@ __device__ inline uint64_t top_p_units(const Row& row, uint64_t kept) {
     return want >= 1.0 ? __double2ull_rn(want) : 1;
 }
 
-/// Hands the row's token over. All threads of one block call, after every reader of the row's counts.
+/// Hands the row's token over. All threads of one block call, after every reader of the row's
+/// counts.
 __device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
     __shared__ float raw;
     if (threadIdx.x == 0) {
@@ -330,15 +363,19 @@ __device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t 
     if (row.top < 0) return;
     if (threadIdx.x == 0) raw = __ldcg(a.logits + static_cast<size_t>(at) * a.vocab + id);
     __syncthreads();
-    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    const auto* edits = reinterpret_cast<const Edit*>(
+        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
     for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x)
-        if (edits[row.edit_first + e].id == static_cast<int32_t>(id)) raw = __ldcg(a.raw_saved + row.edit_first + e);
+        if (edits[row.edit_first + e].id == static_cast<int32_t>(id))
+            raw = __ldcg(a.raw_saved + row.edit_first + e);
     __syncthreads();
     if (threadIdx.x != 0) return;
     const float value = without_nan(raw);
     const RowState& state = a.states[at];
-    a.heads[at].logprob = !isfinite(state.raw_max) ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
-                                                   : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+    a.heads[at].logprob =
+        !isfinite(state.raw_max)
+            ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
+            : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
 }
 
 }  // namespace baton::backend::cuda::sampling

@@ -2,15 +2,17 @@
 
 #include "backend/cuda/sampler_scan.cuh"
 
-/// The second and third kernel, for rows with top-k, top-p or min-p. The order of candidates (larger logit first, of equals
-/// the lower id) is never made in full: a histogram over the distance from the largest tells in which few bins top-k, top-p,
-/// min-p and the draw fall, only their candidates are listed and sorted, and the sums of all bins before complete them.
+/// The second and third kernel, for rows with top-k, top-p or min-p. The order of candidates
+/// (larger logit first, of equals the lower id) is never made in full: a histogram over the
+/// distance from the largest tells in which few bins top-k, top-p, min-p and the draw fall, only
+/// their candidates are listed and sorted, and the sums of all bins before complete them.
 namespace baton::backend::cuda::sampling {
 
 constexpr uint32_t kWeighThreads = kScanThreads;
 constexpr uint32_t kChooseThreads = 512;
 
-/// Counts and weights of bins in shared memory; a weight is kept in two words since there is no 64-bit add.
+/// Counts and weights of bins in shared memory; a weight is kept in two words since there is no
+/// 64-bit add.
 struct Histogram {
     uint32_t count[kBins];
     uint32_t low[kBins];
@@ -40,10 +42,13 @@ struct Histogram {
         }
         if (in) add(bin, n, mass);
     }
-    __device__ uint64_t mass(uint32_t bin) const { return (static_cast<uint64_t>(high[bin]) << 32) | low[bin]; }
+    __device__ uint64_t mass(uint32_t bin) const {
+        return (static_cast<uint64_t>(high[bin]) << 32) | low[bin];
+    }
 };
 
-/// A bin that a search found, with what lies before it and up to its end. `bin` is kBins where nothing is that far down.
+/// A bin that a search found, with what lies before it and up to its end. `bin` is kBins where
+/// nothing is that far down.
 struct Found {
     uint32_t bin;
     uint64_t before;
@@ -57,7 +62,8 @@ struct Bins {
     uint64_t mass_before, mass[kBinsEach];
 };
 
-/// First bins at whose ends the count reaches `rank`, or the weight reaches `units_wanted[i]`. All threads call.
+/// First bins at whose ends the count reaches `rank`, or the weight reaches `units_wanted[i]`. All
+/// threads call.
 __device__ inline Found find_rank(const Bins& bins, uint32_t rank, uint64_t total) {
     __shared__ Found found;
     __syncthreads();
@@ -81,7 +87,8 @@ __device__ inline Found find_rank(const Bins& bins, uint32_t rank, uint64_t tota
 struct FoundPair {
     Found low, high;
 };
-__device__ __noinline__ FoundPair find_mass(const Bins& bins, uint64_t low, uint64_t high, uint64_t total) {
+__device__ __noinline__ FoundPair find_mass(const Bins& bins, uint64_t low, uint64_t high,
+                                            uint64_t total) {
     __shared__ Found found[2];
     __syncthreads();
     if (threadIdx.x < 2) found[threadIdx.x] = {kBins, total, total};
@@ -142,9 +149,10 @@ struct Ranges {
     }
 };
 
-/// Which bins top-k, top-p, min-p and the draw can fall into. Each bound of what is kept is known up to one bin's weight,
-/// so later ones are searched for from both ends.
-__device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& state, const Bins& bins, uint64_t total,
+/// Which bins top-k, top-p, min-p and the draw can fall into. Each bound of what is kept is known
+/// up to one bin's weight, so later ones are searched for from both ends.
+__device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& state,
+                                              const Bins& bins, uint64_t total,
                                               uint64_t& mass_max) {
     Ranges ranges;
     mass_max = total;
@@ -156,7 +164,8 @@ __device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& st
         high = kept_high = k.incl;
     }
     if (row.top_p < 1.0f) {
-        const FoundPair p = find_mass(bins, top_p_units(row, kept_low), top_p_units(row, kept_high), total);
+        const FoundPair p =
+            find_mass(bins, top_p_units(row, kept_low), top_p_units(row, kept_high), total);
         ranges.add(p.low.bin, p.high.bin);
         low = min(low, p.low.before);
         high = min(high, p.high.incl);
@@ -178,12 +187,14 @@ __device__ __forceinline__ Ranges wanted_bins(const Row& row, const RowState& st
         }
     }
     const uint64_t one = uint64_t{1} << 42;  // the first candidate always stays
-    const FoundPair d = find_mass(bins, draw_unit(state.u, max(low, one)) + 1, draw_unit(state.u, max(high, one)) + 1, total);
+    const FoundPair d = find_mass(bins, draw_unit(state.u, max(low, one)) + 1,
+                                  draw_unit(state.u, max(high, one)) + 1, total);
     ranges.add(d.low.bin, d.high.bin);
     return ranges;
 }
 
-/// Sums up the row's histogram and decides what the last kernel lists. The last block of a row calls.
+/// Sums up the row's histogram and decides what the last kernel lists. The last block of a row
+/// calls.
 __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
     __shared__ uint8_t mask[kWeighThreads];
     RowState& state = a.states[at];
@@ -229,7 +240,8 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
     last = static_cast<uint32_t>(block_max(last));
     if (threadIdx.x < kBins / 32) {
         uint32_t word = 0;
-        for (uint32_t i = 0; i < 4; ++i) word |= static_cast<uint32_t>(mask[threadIdx.x * 4 + i]) << (8 * i);
+        for (uint32_t i = 0; i < 4; ++i)
+            word |= static_cast<uint32_t>(mask[threadIdx.x * 4 + i]) << (8 * i);
         state.wanted[threadIdx.x] = word;
     }
     if (threadIdx.x != 0) return;
@@ -241,20 +253,25 @@ __device__ inline void end_bins(const Args& a, const Row& row, uint32_t at) {
 }
 
 /// Each block has its own part of the row's list: 2^shift places.
-__device__ __forceinline__ uint32_t part_shift() { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(kList / gridDim.x))); }
+__device__ __forceinline__ uint32_t part_shift() {
+    return 31 - static_cast<uint32_t>(__clz(static_cast<int>(kList / gridDim.x)));
+}
 
-/// Writes the block's candidates into its part, and how many there are; too many when they do not fit.
+/// Writes the block's candidates into its part, and how many there are; too many when they do not
+/// fit.
 __device__ __forceinline__ void publish(const ShortList& found, RowState& state, uint64_t* list) {
     const uint32_t shift = part_shift();
     const bool fits = found.count <= min(1u << shift, kShort);
     if (threadIdx.x == 0) state.found[blockIdx.x] = fits ? found.count : kShort + 1;
     if (!fits) return;
-    for (uint32_t i = threadIdx.x; i < found.count; i += blockDim.x) list[(blockIdx.x << shift) + i] = found.key[i];
+    for (uint32_t i = threadIdx.x; i < found.count; i += blockDim.x)
+        list[(blockIdx.x << shift) + i] = found.key[i];
 }
 
-/// Sorts the candidates of all blocks into `sorted`, largest first, each by the number of those before it. Returns how many
-/// they are; more than `most`: nothing is sorted.
-__device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState& state, const uint64_t* list, uint32_t most,
+/// Sorts the candidates of all blocks into `sorted`, largest first, each by the number of those
+/// before it. Returns how many they are; more than `most`: nothing is sorted.
+__device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState& state,
+                                               const uint64_t* list, uint32_t most,
                                                uint64_t* sorted) {
     __shared__ uint32_t begin[kBlocksMax];
     constexpr uint32_t kEach = kList / kWeighThreads;
@@ -268,7 +285,8 @@ __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState&
         key[i] = __ldcg(list + at);
         has[i] = (at & ((1u << shift) - 1u)) < n;
     }
-    const Prefix parts = block_exclusive(threadIdx.x < gridDim.x ? __ldcg(&state.found[threadIdx.x]) : 0);
+    const Prefix parts =
+        block_exclusive(threadIdx.x < gridDim.x ? __ldcg(&state.found[threadIdx.x]) : 0);
     const uint32_t all = static_cast<uint32_t>(parts.total);
     if (all > most) return all;
     if (threadIdx.x < gridDim.x) begin[threadIdx.x] = static_cast<uint32_t>(parts.before);
@@ -282,11 +300,14 @@ __device__ __forceinline__ uint32_t sort_found(ShortList& found, const RowState&
     return all;
 }
 
-constexpr uint32_t kDense = 96;  ///< candidates of a chunk from which on they are queued up, so that no lane idles
+constexpr uint32_t kDense =
+    96;  ///< candidates of a chunk from which on they are queued up, so that no lane idles
 
-/// Puts those of sixteen of each lane's logits that `bits` names into `queue` [512]; returns how many the warp has.
+/// Puts those of sixteen of each lane's logits that `bits` names into `queue` [512]; returns how
+/// many the warp has.
 template <int kFrom>
-__device__ __forceinline__ uint32_t queue_up(const float (&v)[kPerLane], uint32_t bits, uint32_t lane, float* queue) {
+__device__ __forceinline__ uint32_t queue_up(const float (&v)[kPerLane], uint32_t bits,
+                                             uint32_t lane, float* queue) {
     const uint32_t mine = static_cast<uint32_t>(__popc(bits)), up_to = warp_inclusive(mine, lane);
     float* to = queue + (up_to - mine);
     __syncwarp();
@@ -297,8 +318,9 @@ __device__ __forceinline__ uint32_t queue_up(const float (&v)[kPerLane], uint32_
     return __shfl_sync(kAll, up_to, 31);
 }
 
-/// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here; those with top-k or top-p
-/// get their histogram, and end here where few candidates are within reach.
+/// Grid: [CTAs a row, rows]. Rows with min-p alone get their chunks' weights anew and end here;
+/// those with top-k or top-p get their histogram, and end here where few candidates are within
+/// reach.
 __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_constant__ Args a) {
     static_assert(kBinsEach == 8);
     __shared__ Histogram histogram;
@@ -316,14 +338,16 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
     const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const size_t partial = static_cast<size_t>(at) * a.chunks;
-    const float top = state.max, reach = state.reach, bins_per = state.bins_per, scale = state.scale, min_p = state.min_p;
+    const float top = state.max, reach = state.reach, bins_per = state.bins_per,
+                scale = state.scale, min_p = state.min_p;
     const bool penalties = state.penalties != 0, bins = todo == Todo::kHistogram;
     if (bins) histogram.clear();
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
     uint32_t appended = 0;  // by this warp
 #pragma unroll 1
-    for (uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5); chunk < a.chunks; chunk += gridDim.x * kScanWarps) {
+    for (uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5); chunk < a.chunks;
+         chunk += gridDim.x * kScanWarps) {
         uint64_t sum = 0;
         if (distance(key_value(a.keys[partial + chunk]), top, scale) <= reach) {
             uint32_t bits = 0;
@@ -337,8 +361,9 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
                     float* queue = scratch.queue[threadIdx.x >> 5];
 #pragma unroll 1
                     for (int half = 0; half < 2; ++half) {
-                        const uint32_t n = half == 0 ? queue_up<0>(v, bits & 0xFFFFu, lane, queue)
-                                                     : queue_up<kPerLane / 2>(v, bits >> 16, lane, queue);
+                        const uint32_t n = half == 0
+                                               ? queue_up<0>(v, bits & 0xFFFFu, lane, queue)
+                                               : queue_up<kPerLane / 2>(v, bits >> 16, lane, queue);
 #pragma unroll 1
                         for (uint32_t first = 0; first < n; first += 32) {
                             const bool in = first + lane < n;
@@ -347,7 +372,8 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
                         }
                     }
                     bits = 0;
-                    if (lane == 0 && appended <= kShort) atomicAdd(&found.count, kShort + 1);  // too many for the short list
+                    if (lane == 0 && appended <= kShort)
+                        atomicAdd(&found.count, kShort + 1);  // too many for the short list
                     appended = kShort + 1;
                 }
             }
@@ -366,10 +392,12 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
                 }
                 histogram.add_warp(in, bin_of(y, bins_per), mass, lane);
                 if (appended > kShort) continue;  // one too many tells that there are more
-                const uint32_t mask = __ballot_sync(kAll, in), n = static_cast<uint32_t>(__popc(mask));
+                const uint32_t mask = __ballot_sync(kAll, in),
+                               n = static_cast<uint32_t>(__popc(mask));
                 uint32_t to = 0;
                 if (lane == 0) to = atomicAdd(&found.count, n);
-                to = __shfl_sync(kAll, to, 0) + static_cast<uint32_t>(__popc(mask & ((1u << lane) - 1u)));
+                to = __shfl_sync(kAll, to, 0) +
+                     static_cast<uint32_t>(__popc(mask & ((1u << lane) - 1u)));
                 if (in && to < kShort) found.key[to] = make_key(ordered(v), id);
                 appended += n;
             }
@@ -386,16 +414,19 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
         for (uint32_t b = threadIdx.x; b < kBins; b += kWeighThreads)
             if (histogram.count[b] != 0) {
                 atomicAdd(a.bin_counts + static_cast<size_t>(at) * kBins + b, histogram.count[b]);
-                atomicAdd(reinterpret_cast<unsigned long long*>(a.bin_masses + static_cast<size_t>(at) * kBins + b),
+                atomicAdd(reinterpret_cast<unsigned long long*>(
+                              a.bin_masses + static_cast<size_t>(at) * kBins + b),
                           static_cast<unsigned long long>(histogram.mass(b)));
             }
     }
     if (!is_last_block(&state.tickets[1])) return;
     if (bins) {
-        const uint32_t most = min(kShort, a.list_max), n = sort_found(found, state, list, most, scratch.sorted);
+        const uint32_t most = min(kShort, a.list_max),
+                       n = sort_found(found, state, list, most, scratch.sorted);
         if (n > most) return end_bins(a, row, at);
         const Draw draw{top, scale, min_p, state.all, state.u};
-        return finish_row(a, row, at, choose_listed<kWeighThreads, kShort>(row, draw, scratch.sorted, n, None{}));
+        return finish_row(
+            a, row, at, choose_listed<kWeighThreads, kShort>(row, draw, scratch.sorted, n, None{}));
     }
     Chunks chunks;
     chunks.per = (a.chunks + kScanThreads - 1) / kScanThreads;

@@ -8,18 +8,22 @@
 #include "backend/cuda/common.hpp"
 #include "backend/cuda/sampler.hpp"
 
-/// What the host half of the sampler (sampler.cpp) and its kernels (sampler.cu) agree on. Layouts are the same for both.
+/// What the host half of the sampler (sampler.cpp) and its kernels (sampler.cu) agree on. Layouts
+/// are the same for both.
 namespace baton::backend::cuda::sampling {
 
-constexpr uint32_t kChunk = 1024;          ///< logits that one warp looks at: the unit of all partial results
-constexpr uint32_t kBins = 2048;           ///< of the histogram over a row's likely part
-constexpr uint32_t kList = 2048;           ///< candidates that are put in order one by one
-constexpr uint32_t kShort = 512;           ///< so few candidates are put in order at once, without a look at the bins
-constexpr uint32_t kEarly = 64;             ///< top-k up to this is served by the first kernel, mostly
-constexpr uint32_t kBlocksMax = 128;       ///< CTAs a row
-constexpr uint32_t kVocabMax = 1u << 20;   ///< bounds the sums of weights in units of 2^-42 by 2^62
-constexpr uint32_t kEditsMax = 1024 + 256; ///< biased and masked ids of a row
-constexpr uint16_t kInPrompt = 0x8000;     ///< flag in a count; the rest counts emissions and saturates
+constexpr uint32_t kChunk =
+    1024;  ///< logits that one warp looks at: the unit of all partial results
+constexpr uint32_t kBins = 2048;  ///< of the histogram over a row's likely part
+constexpr uint32_t kList = 2048;  ///< candidates that are put in order one by one
+constexpr uint32_t kShort =
+    512;  ///< so few candidates are put in order at once, without a look at the bins
+constexpr uint32_t kEarly = 64;       ///< top-k up to this is served by the first kernel, mostly
+constexpr uint32_t kBlocksMax = 128;  ///< CTAs a row
+constexpr uint32_t kVocabMax = 1u << 20;  ///< bounds the sums of weights in units of 2^-42 by 2^62
+constexpr uint32_t kEditsMax = 1024 + 256;  ///< biased and masked ids of a row
+constexpr uint16_t kInPrompt =
+    0x8000;  ///< flag in a count; the rest counts emissions and saturates
 
 /// How a row's token is found.
 enum class Mode : uint32_t {
@@ -32,7 +36,7 @@ enum class Mode : uint32_t {
 /// One row's settings as uploaded.
 struct alignas(16) Row {
     Mode mode;
-    int32_t top;         ///< -1: no logprobs; else how many of the largest
+    int32_t top;  ///< -1: no logprobs; else how many of the largest
     uint32_t edits;
     uint32_t penalties;  ///< 1: counts[state] holds what the penalties need
     float scale;         ///< 1 / temperature
@@ -45,12 +49,13 @@ struct alignas(16) Row {
     float presence;
     float frequency;
     uint32_t state;
-    uint32_t edit_first; ///< index of the row's first edit
+    uint32_t edit_first;  ///< index of the row's first edit
     uint32_t unused[3];
 };
 static_assert(sizeof(Row) == 80);
 
-/// An id whose logit is changed before everything else. Minus infinity masks it. No id comes twice in a row.
+/// An id whose logit is changed before everything else. Minus infinity masks it. No id comes twice
+/// in a row.
 struct Edit {
     int32_t id;
     float bias;
@@ -91,12 +96,13 @@ struct RowState {
     uint64_t all;    ///< weight of all, in units of 2^-42
     double raw_log;  ///< log of Σ exp(raw logit)
     float raw_max;
-    uint32_t kept_bins;     ///< bins beyond this one hold nothing that is needed
-    uint32_t listed;        ///< candidates in the list; back to 0 when used
-    uint32_t bin_total;     ///< candidates in the histogram
-    uint64_t mass_total;    ///< and their weight
-    uint64_t mass_max;      ///< what min-p keeps weighs at most this: all up to the last bin in which a weight may reach it
-    uint32_t tickets[3];    ///< of CTAs that are done, per kernel; back to 0 when used
+    uint32_t kept_bins;   ///< bins beyond this one hold nothing that is needed
+    uint32_t listed;      ///< candidates in the list; back to 0 when used
+    uint32_t bin_total;   ///< candidates in the histogram
+    uint64_t mass_total;  ///< and their weight
+    uint64_t mass_max;  ///< what min-p keeps weighs at most this: all up to the last bin in which a
+                        ///< weight may reach it
+    uint32_t tickets[3];          ///< of CTAs that are done, per kernel; back to 0 when used
     uint32_t found[kBlocksMax];   ///< candidates that each block of the second kernel found
     uint32_t wanted[kBins / 32];  ///< bit mask of the bins whose candidates are listed
 };
@@ -104,21 +110,21 @@ struct RowState {
 /// Everything a kernel touches. Device pointers; rows_max rows each unless said otherwise.
 struct Args {
     const std::byte* upload;
-    float* logits;       ///< [rows, vocab]
-    uint16_t* counts;    ///< [states, count_stride]
-    int32_t* last;       ///< [states]
+    float* logits;     ///< [rows, vocab]
+    uint16_t* counts;  ///< [states, count_stride]
+    int32_t* last;     ///< [states]
     Head* heads;
     Top* tops;
     RowState* states;
-    uint64_t* keys;      ///< [chunks] largest adjusted logit of each chunk and its id
-    uint64_t* masses;    ///< [chunks] weight of each chunk
-    float* sums;         ///< [chunks] Σ exp relative to the chunk's own largest
-    uint64_t* raw_keys;  ///< [chunks] as keys, of the raw logits
-    float* raw_sums;     ///< [chunks]
-    uint32_t* bin_counts;   ///< [kBins]; then exclusive sums
-    uint64_t* bin_masses;   ///< [kBins]; then exclusive sums
-    uint64_t* list;         ///< [kList]
-    float* raw_saved;       ///< [edits] what the edits replaced
+    uint64_t* keys;        ///< [chunks] largest adjusted logit of each chunk and its id
+    uint64_t* masses;      ///< [chunks] weight of each chunk
+    float* sums;           ///< [chunks] Σ exp relative to the chunk's own largest
+    uint64_t* raw_keys;    ///< [chunks] as keys, of the raw logits
+    float* raw_sums;       ///< [chunks]
+    uint32_t* bin_counts;  ///< [kBins]; then exclusive sums
+    uint64_t* bin_masses;  ///< [kBins]; then exclusive sums
+    uint64_t* list;        ///< [kList]
+    float* raw_saved;      ///< [edits] what the edits replaced
     uint32_t vocab;
     uint32_t chunks;
     uint32_t count_stride;
@@ -128,6 +134,7 @@ struct Args {
 /// Enqueues the kernels that sample `rows` rows.
 cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows);
 /// Enqueues the addition of *last to a row of counts.
-cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last, uint32_t vocab);
+cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last,
+                         uint32_t vocab);
 
 }  // namespace baton::backend::cuda::sampling

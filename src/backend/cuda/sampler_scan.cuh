@@ -2,19 +2,19 @@
 
 #include "backend/cuda/sampler_choose.cuh"
 
-/// The first kernel: one look at every logit. It applies edits, finds each chunk's best and sums, and ends greedy rows and
-/// draws from all; rows with top-k, top-p or min-p get the bounds that keep the next kernels' work small.
+/// The first kernel: one look at every logit. It applies edits, finds each chunk's best and sums,
+/// and ends greedy rows and draws from all; rows with top-k, top-p or min-p get the bounds that
+/// keep the next kernels' work small.
 namespace baton::backend::cuda::sampling {
 
 constexpr uint32_t kScanThreads = 256;
 constexpr uint32_t kScanWarps = kScanThreads / 32;
-#ifndef BATON_SCAN_BLOCKS
-#define BATON_SCAN_BLOCKS 4
-#endif
 
 /// Applies the edits whose ids lie in [begin, end) and keeps what they replace.
-__device__ inline void apply_edits(const Args& a, const Row& row, float* logits, uint32_t begin, uint32_t end) {
-    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+__device__ inline void apply_edits(const Args& a, const Row& row, float* logits, uint32_t begin,
+                                   uint32_t end) {
+    const auto* edits = reinterpret_cast<const Edit*>(
+        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
     __syncthreads();  // raw logits have been read
     for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x) {
         const Edit edit = edits[row.edit_first + e];
@@ -27,12 +27,16 @@ __device__ inline void apply_edits(const Args& a, const Row& row, float* logits,
     __syncthreads();
 }
 
-/// Puts raw values back into a lane's part of a chunk, where edits replaced them. The whole warp calls.
-__device__ inline void undo_edits(const Args& a, const Row& row, uint32_t chunk, uint32_t lane, float (&v)[kPerLane]) {
-    const auto* edits = reinterpret_cast<const Edit*>(a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+/// Puts raw values back into a lane's part of a chunk, where edits replaced them. The whole warp
+/// calls.
+__device__ inline void undo_edits(const Args& a, const Row& row, uint32_t chunk, uint32_t lane,
+                                  float (&v)[kPerLane]) {
+    const auto* edits = reinterpret_cast<const Edit*>(
+        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
     for (uint32_t first = 0; first < row.edits; first += 32) {
         const uint32_t e = first + lane;
-        const uint32_t id = e < row.edits ? static_cast<uint32_t>(edits[row.edit_first + e].id) : kAll;
+        const uint32_t id =
+            e < row.edits ? static_cast<uint32_t>(edits[row.edit_first + e].id) : kAll;
         const bool here = e < row.edits && id / kChunk == chunk;
         const float raw = here ? __ldcg(a.raw_saved + row.edit_first + e) : 0.0f;
         for (uint32_t mask = __ballot_sync(kAll, here); mask != 0; mask &= mask - 1) {
@@ -46,9 +50,10 @@ __device__ inline void undo_edits(const Args& a, const Row& row, uint32_t chunk,
     }
 }
 
-/// Appends the chunk's raw logits with keys of at least `bar`, at most `n` of them, best first, to `found`.
-__device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane, uint64_t bar, uint32_t n,
-                                   uint64_t* found, uint32_t* count) {
+/// Appends the chunk's raw logits with keys of at least `bar`, at most `n` of them, best first, to
+/// `found`.
+__device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, uint32_t lane,
+                                   uint64_t bar, uint32_t n, uint64_t* found, uint32_t* count) {
     uint32_t taken = 0;
     for (uint32_t k = 0; k < n; ++k) {
         uint64_t mine = 0;
@@ -71,8 +76,10 @@ __device__ inline void extract_top(const float (&v)[kPerLane], uint32_t chunk, u
     }
 }
 
-/// The `row.top` largest raw logits and their logprobs. Only chunks among whose bests they can be are looked at again.
-__device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at, const float* logits) {
+/// The `row.top` largest raw logits and their logprobs. Only chunks among whose bests they can be
+/// are looked at again.
+__device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at,
+                                      const float* logits) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ uint32_t chosen[kTopMax];
     __shared__ uint64_t found[kTopMax * kTopMax];
@@ -87,7 +94,8 @@ __device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at
     __syncthreads();
     for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
         uint32_t better = 0;
-        for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+        for (uint32_t other = 0; other < a.chunks; ++other)
+            better += bests[other] > bests[c] ? 1 : 0;
         if (better < chunks) chosen[better] = c;
         if (better + 1 == n) bar = bests[c];
     }
@@ -109,8 +117,10 @@ __device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at
         if (rank >= n) continue;
         const float value = key_value(found[i]);
         top.id[rank] = static_cast<int32_t>(key_id(found[i]));
-        top.logprob[rank] = !finite ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
-                                    : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+        top.logprob[rank] =
+            !finite ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
+                    : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log),
+                            kLogprobMin);
     }
     if (threadIdx.x == 0) top.count = n;
     __syncthreads();
@@ -121,13 +131,15 @@ __device__ __noinline__ void sum_raw(const Args& a, uint32_t at) {
     const uint64_t* keys = a.raw_keys + static_cast<size_t>(at) * a.chunks;
     const float* sums = a.raw_sums + static_cast<size_t>(at) * a.chunks;
     uint64_t best = 0;
-    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) best = max(best, __ldcg(keys + c));
+    for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads)
+        best = max(best, __ldcg(keys + c));
     const float top = key_value(block_max(best));
     double sum = 0;
     if (isfinite(top))
         for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
             const float value = key_value(__ldcg(keys + c));
-            sum += static_cast<double>(__ldcg(sums + c)) * static_cast<double>(weight_at(distance(value, top, 1.0f)));
+            sum += static_cast<double>(__ldcg(sums + c)) *
+                   static_cast<double>(weight_at(distance(value, top, 1.0f)));
         }
     sum = block_sum_double(sum);
     if (threadIdx.x == 0) {
@@ -164,7 +176,8 @@ __device__ __noinline__ Hit draw_chunk(const Chunks& chunks, double u) {
         uint64_t before = sum.before;
 #pragma unroll
         for (uint32_t i = 0; i < Chunks::kMost; ++i) {
-            if (before <= unit && unit < before + chunks.mass[i]) hit = {chunks.first + i, unit - before, chunks.key[i]};
+            if (before <= unit && unit < before + chunks.mass[i])
+                hit = {chunks.first + i, unit - before, chunks.key[i]};
             before += chunks.mass[i];
         }
     }
@@ -172,10 +185,10 @@ __device__ __noinline__ Hit draw_chunk(const Chunks& chunks, double u) {
     return hit;
 }
 
-/// The id that the unit hits in a chunk, in the order of ids. Weights below `bar` count for nothing. Rounding may leave a
-/// crumb: then the last id that can be drawn.
-__device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, const float* logits, const Hit& hit, float max,
-                                               float bar) {
+/// The id that the unit hits in a chunk, in the order of ids. Weights below `bar` count for
+/// nothing. Rounding may leave a crumb: then the last id that can be drawn.
+__device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, const float* logits,
+                                               const Hit& hit, float max, float bar) {
     static_assert(kScanThreads * 4 == kChunk);
     __shared__ uint32_t drawn;
     const uint32_t first = hit.chunk * kChunk + threadIdx.x * 4;
@@ -185,7 +198,9 @@ __device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, co
     for (uint32_t i = 0; i < 4; ++i) {
         w[i] = 0;
         if (first + i < a.vocab) {
-            const float y = distance(load_one<Via::kSharedCache>(a, row, row.penalties != 0, logits, first + i), max, row.scale);
+            const float y =
+                distance(load_one<Via::kSharedCache>(a, row, row.penalties != 0, logits, first + i),
+                         max, row.scale);
             const float weight = weight_at(y);
             if (y <= kReachMax && weight >= bar) w[i] = units(weight);
         }
@@ -209,16 +224,18 @@ __device__ __noinline__ uint32_t draw_in_chunk(const Args& a, const Row& row, co
     return crumb != 0 ? crumb - 1 : key_id(hit.key);
 }
 
-/// How far from the largest logit a row's candidates can lie, and in how many chunks, where those are few.
+/// How far from the largest logit a row's candidates can lie, and in how many chunks, where those
+/// are few.
 struct Reach {
     float distance;
     uint32_t few;  ///< 0: many
 };
 
-/// Bounds what top-k, top-p and min-p can keep. The chunks' bests bound it from below: as many of them as top-k keeps, or as
-/// weigh what top-p wants, lie before whatever is left out. `first` gets the chunks with the largest bests.
-__device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chunks& chunks, float max, uint64_t all,
-                                       uint32_t* first) {
+/// Bounds what top-k, top-p and min-p can keep. The chunks' bests bound it from below: as many of
+/// them as top-k keeps, or as weigh what top-p wants, lie before whatever is left out. `first` gets
+/// the chunks with the largest bests.
+__device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chunks& chunks,
+                                       float max, uint64_t all, uint32_t* first) {
     __shared__ uint64_t bests[kVocabMax / kChunk];
     __shared__ float distances[kEarly];
     __shared__ Reach reach;
@@ -231,7 +248,8 @@ __device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chun
     for (uint32_t c = threadIdx.x; c < a.chunks; c += kScanThreads) {
         uint32_t better = 0;
 #pragma unroll 8
-        for (uint32_t other = 0; other < a.chunks; ++other) better += bests[other] > bests[c] ? 1 : 0;
+        for (uint32_t other = 0; other < a.chunks; ++other)
+            better += bests[other] > bests[c] ? 1 : 0;
         const float y = distance(key_value(bests[c]), max, row.scale);
         if (better < kEarly) {
             first[better] = c;
@@ -243,13 +261,17 @@ __device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chun
     if (row.top_k != 0) return {fminf(reach.distance, kReachMax), reach.few};
     if (row.top_p < 1.0f) {
         const uint64_t want = top_p_units(row, all);
-        const uint64_t mine = threadIdx.x < min(kEarly, a.chunks) ? units_at(distances[threadIdx.x]) : 0;
+        const uint64_t mine =
+            threadIdx.x < min(kEarly, a.chunks) ? units_at(distances[threadIdx.x]) : 0;
         const uint64_t before = block_exclusive(mine).before;
-        if (before < want && want <= before + mine) reach = {distances[threadIdx.x], threadIdx.x + 1};
+        if (before < want && want <= before + mine)
+            reach = {distances[threadIdx.x], threadIdx.x + 1};
         __syncthreads();
         if (reach.few == 0 && threadIdx.x == 0) {
-            // What lies beyond weighs less than top-p leaves out, even if it were the whole vocabulary.
-            const float spare = 0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
+            // What lies beyond weighs less than top-p leaves out, even if it were the whole
+            // vocabulary.
+            const float spare =
+                0.9f * (1.0f - fmaxf(row.top_p, 0.0f)) * static_cast<float>(all) * 0x1.0p-42f;
             reach.distance = logf(static_cast<float>(a.vocab) / spare) + 0.01f;
         }
         __syncthreads();
@@ -259,10 +281,11 @@ __device__ __noinline__ Reach reach_of(const Args& a, const Row& row, const Chun
     return {fminf(fmaxf(r, 0.0f), kReachMax), reach.few};
 }
 
-/// The token of a row that can keep nothing but what lies in the `first` few chunks. kAll where more candidates are
-/// within reach than are put in order at once. The last block of a row calls.
-__device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, const float* logits, const uint32_t* first,
-                                              const Reach& reach, const Draw& draw) {
+/// The token of a row that can keep nothing but what lies in the `first` few chunks. kAll where
+/// more candidates are within reach than are put in order at once. The last block of a row calls.
+__device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, const float* logits,
+                                              const uint32_t* first, const Reach& reach,
+                                              const Draw& draw) {
     __shared__ ShortList found;
     __shared__ uint64_t sorted[kShort];
     const uint32_t lane = threadIdx.x & 31;
@@ -275,7 +298,8 @@ __device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, con
         load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
         if (row.penalties != 0) penalise_chunk(a, row, chunk, lane, v);
 #pragma unroll 1
-        for (uint32_t bits = within_reach(v, draw.max, draw.scale, reach.distance); bits != 0; bits &= bits - 1) {
+        for (uint32_t bits = within_reach(v, draw.max, draw.scale, reach.distance); bits != 0;
+             bits &= bits - 1) {
             const int at = __ffs(static_cast<int>(bits)) - 1;
             float one = v[0];
 #pragma unroll
@@ -292,7 +316,8 @@ __device__ __noinline__ uint32_t choose_early(const Args& a, const Row& row, con
 }
 
 /// Ends the row or prepares what is left to do. The last block of a row calls.
-__device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t at, float* logits, bool sums) {
+__device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t at, float* logits,
+                                         bool sums) {
     const uint64_t* keys = a.keys + static_cast<size_t>(at) * a.chunks;
     const float* chunk_sums = a.sums + static_cast<size_t>(at) * a.chunks;
     Chunks chunks;
@@ -308,7 +333,9 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
         sum[i] = mine && sums ? __ldcg(chunk_sums + c) : 0.0f;
         best = max(best, chunks.key[i]);
     }
-    const double u = row.mode == Mode::kGreedy ? 0.0 : uniform(row.seed, row.position);  // while the keys are on their way
+    const double u = row.mode == Mode::kGreedy
+                         ? 0.0
+                         : uniform(row.seed, row.position);  // while the keys are on their way
     best = block_max(best);
     const float top = key_value(best);
     if (row.top >= 0) sum_raw(a, at);
@@ -318,7 +345,8 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
     for (uint32_t i = 0; i < Chunks::kMost; ++i) {
         const float y = distance(key_value(chunks.key[i]), top, row.scale);
         chunks.mass[i] = sums && sum[i] > 0.0f && y <= 87.0f
-                             ? __double2ull_rn(static_cast<double>(sum[i]) * static_cast<double>(weight_at(y)) * 0x1.0p42)
+                             ? __double2ull_rn(static_cast<double>(sum[i]) *
+                                               static_cast<double>(weight_at(y)) * 0x1.0p42)
                              : 0;
         all += chunks.mass[i];
     }
@@ -330,7 +358,8 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
             __shared__ uint32_t first[kEarly];
             const Reach reach = reach_of(a, row, chunks, top, all, first);
             if (reach.few != 0 && row.mode == Mode::kOrdered) {
-                id = choose_early(a, row, logits, first, reach, Draw{top, row.scale, row.min_p, all, u});
+                id = choose_early(a, row, logits, first, reach,
+                                  Draw{top, row.scale, row.min_p, all, u});
                 if (id != kAll) return finish_row(a, row, at, id);
             }
             if (threadIdx.x != 0) return;
@@ -352,7 +381,8 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
 }
 
 /// Grid: [CTAs a row, rows]. Each warp looks at one chunk.
-__global__ void __launch_bounds__(kScanThreads, BATON_SCAN_BLOCKS) scan_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kScanThreads, 4)
+    scan_kernel(const __grid_constant__ Args a) {
     launch_dependents();
     wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
@@ -373,7 +403,8 @@ __global__ void __launch_bounds__(kScanThreads, BATON_SCAN_BLOCKS) scan_kernel(c
     const float scale = __uint_as_float(second.x);
     const size_t partial = static_cast<size_t>(at) * a.chunks + chunk;
     if (mode == Mode::kOrdered)
-        for (uint32_t b = blockIdx.x * kScanThreads + threadIdx.x; b < kBins; b += gridDim.x * kScanThreads) {
+        for (uint32_t b = blockIdx.x * kScanThreads + threadIdx.x; b < kBins;
+             b += gridDim.x * kScanThreads) {
             a.bin_counts[static_cast<size_t>(at) * kBins + b] = 0;
             a.bin_masses[static_cast<size_t>(at) * kBins + b] = 0;
         }
@@ -382,7 +413,8 @@ __global__ void __launch_bounds__(kScanThreads, BATON_SCAN_BLOCKS) scan_kernel(c
 #pragma unroll 1
     for (bool raw = logprobs;; raw = false) {
         if (!raw && edits != 0) {
-            apply_edits(a, row, logits, blockIdx.x * kScanWarps * kChunk, (blockIdx.x + 1) * kScanWarps * kChunk);
+            apply_edits(a, row, logits, blockIdx.x * kScanWarps * kChunk,
+                        (blockIdx.x + 1) * kScanWarps * kChunk);
             if (chunk < a.chunks) load_chunk<Via::kSharedCache>(logits, a.vocab, chunk, lane, v);
         }
         if (chunk < a.chunks) {
