@@ -8,6 +8,10 @@
 
 namespace baton::pd {
 
+uint32_t step_rows_max(const CoreConfig& config) {
+    return std::max(config.step_tokens, config.max_running + config.block_tokens);
+}
+
 uint32_t ReplicaCore::Impl::blocks_for(uint32_t tokens) const {
     return (tokens + config.block_tokens - 1) / config.block_tokens;
 }

@@ -80,7 +80,7 @@ class Replica {
         backend::CpuOptions cpu;
         cpu.threads = settings_.threads;
         cpu.block_tokens = settings_.block_tokens;
-        cpu.max_batch_tokens = settings_.max_num_batched_tokens;
+        cpu.max_batch_tokens = pd::step_rows_max(core_config(model_len));
         cpu.max_batch_slices = settings_.max_num_seqs;
         cpu.kv_f32 = settings_.kv_dtype == "f32";
         cpu.kv_first = settings_.kv_layout == "kv";
@@ -104,7 +104,7 @@ class Replica {
         cuda.fp16 = settings_.dtype == "f16";
         cuda.block_tokens = settings_.block_tokens;
         cuda.memory_bytes = settings_.gpu_memory_bytes;
-        cuda.max_batch_tokens = settings_.max_num_batched_tokens;
+        cuda.max_batch_tokens = pd::step_rows_max(core_config(model_len));
         cuda.max_batch_slices = settings_.max_num_seqs;
         cuda.max_model_len = model_len;
         cuda.deterministic = settings_.deterministic;
@@ -123,14 +123,14 @@ class Replica {
         return size_t{2} * 2 * shape.layers * shape.kv_heads * shape.head_dim * settings_.block_tokens;
     }
 
-    void start_engine(uint32_t model_len) {
+    /// All but the number of blocks, which is known once there is a pool.
+    [[nodiscard]] pd::CoreConfig core_config(uint32_t model_len) const {
         pd::CoreConfig core;
         core.self = settings_.replica;
         core.epoch = settings_.epoch;
         core.role = settings_.role;
         core.model_identity = identity_;
         core.block_tokens = settings_.block_tokens;
-        core.blocks = pool_->layout().blocks;
         core.max_model_len = model_len;
         core.max_running = settings_.max_num_seqs;
         core.step_tokens = settings_.max_num_batched_tokens;
@@ -138,6 +138,12 @@ class Replica {
         core.prefix_cache = settings_.prefix_cache;
         core.snapshots = settings_.snapshots && !settings_.worker_unix.empty();
         core.snapshot_read_always = settings_.snapshot_read_always;
+        return core;
+    }
+
+    void start_engine(uint32_t model_len) {
+        pd::CoreConfig core = core_config(model_len);
+        core.blocks = pool_->layout().blocks;
         const engine::Engine::Options options{core, settings_.verify_handoff, 100};
         engine::Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action a) { act(std::move(a)); };

@@ -160,3 +160,13 @@ def test_aborts_free_what_the_device_still_writes():
         started = time.monotonic()
         s.terminate()
         assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_more_sequences_than_tokens_in_a_step(gpu):
+    with server(binary=FAKE if gpu else BINARY) as s:
+        s.launch("hybrid", n_gpu=1 if gpu else None, max_num_seqs=16, max_num_batched_tokens=4)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            done = list(pool.map(lambda i: s.complete(TEXTS[i % 2], max_tokens=40, ignore_eos=True), range(16)))
+        assert all(r["usage"]["completion_tokens"] == 40 for r in done)
+        assert len({r["choices"][0]["text"] for r in done}) == 2

@@ -39,6 +39,9 @@ struct CoreConfig {
     uint32_t steps_ahead = 0;
 };
 
+/// Rows that a plan may have: `step_tokens`, and in any case one of each sequence and a block's worth of a prompt.
+[[nodiscard]] uint32_t step_rows_max(const CoreConfig& config);
+
 /// One sequence's part of a step.
 struct StepItem {
     wire::SeqRef ref;

@@ -93,6 +93,7 @@ void Simulation::plan(const ProcessPtr& p) {
 void Simulation::submit(const ProcessPtr& p, StepPlan plan) {
     const auto step = std::make_shared<DeviceStep>();
     step->plan = std::move(plan);
+    if (step->plan.tokens.size() > step_rows_max(world_.core) || step->plan.items.size() > world_.core.max_running) fail(describe(p->self) + " plans too many rows");
     for (const StepItem& item : step->plan.items) {
         step->blocks.emplace_back(item.blocks.begin(), item.blocks.end());
         step->tokens.push_back(item.sequence->prompt);
