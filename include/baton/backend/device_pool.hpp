@@ -80,7 +80,7 @@ class DevicePool {
 
     /// Whether all work up to the ticket is done. An error means the device is lost to this process.
     [[nodiscard]] virtual Expected<bool> done(uint64_t ticket) = 0;
-    /// CTAs a copy kernel may take (default 64).
+    /// CTAs of each copy kernel; 0, the default: as many as the way between its ends needs.
     virtual void set_copy_ctas(uint32_t ctas) = 0;
 
     /// Whether open_link() can work in this process; kUnavailable with the reason where not. Any thread.

@@ -138,8 +138,9 @@ PageMap CudaDevicePool::pages(uint32_t first_layer) const {
     return m;
 }
 
-PageCopyShape CudaDevicePool::shape(uint32_t layers) const {
-    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas_, loads_};
+PageCopyShape CudaDevicePool::shape(uint32_t layers, bool slow) const {
+    const uint32_t ctas = ctas_ != 0 ? ctas_ : slow ? kSlowCopyCtas : kCopyCtas;
+    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas, loads_};
 }
 
 // ---- peers ---------------------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ Expected<uint32_t> CudaDevicePool::map(std::span<const std::byte> bytes, const k
     const std::string gpu = uuid_text(h.gpu.data());
     BATON_TRY(reach(gpu));
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
-    Peer peer{nullptr, false, layout};
+    Peer peer{nullptr, false, gpu != gpu_, layout};
     if (h.process == process_name()) {
         if (gpu != gpu_) {
             const cudaError_t e = cudaDeviceEnablePeerAccess(ordinal_of(gpu), 0);
@@ -216,15 +217,18 @@ void CudaDevicePool::unmap(uint32_t id) {
 
 Expected<uint64_t> CudaDevicePool::pull(uint32_t id, const PageCopy& copy) {
     PageMap from;
+    bool another = false;
     {
         const std::lock_guard lock(mutex_);
         const auto it = peers_.find(id);
         if (it == peers_.end()) return fail(ErrorCode::kInternal, "pull from a KV pool that is not mapped");
         from = page_map(it->second.base, it->second.layout);
+        another = it->second.another;
     }
     from.base += copy.first_layer * from.layer_stride;
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
-    const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, copy.from, pages(copy.first_layer), copy.to, shape(copy.layers));
+    const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, copy.from, pages(copy.first_layer), copy.to,
+                                     shape(copy.layers, another));
     return ticket(kPullLane, check(e, "KV pull"));
 }
 
@@ -235,7 +239,7 @@ Expected<uint64_t> CudaDevicePool::copy(const PageMap& from, std::span<const uin
     const auto rows = std::span<const uint32_t>(identity_).first(n);
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
     const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, from_blocks.empty() ? rows : from_blocks, to,
-                                     to_blocks.empty() ? rows : to_blocks, shape(layers));
+                                     to_blocks.empty() ? rows : to_blocks, shape(layers, false));
     return ticket(kPullLane, check(e, "KV copy"));
 }
 
@@ -281,11 +285,11 @@ Expected<void> CudaDevicePool::move_host(const PageCopy& copy, std::span<const u
             std::byte* there = host + i * stride + layer * layer_bytes;
             const size_t run = n * layers * layer_bytes;
             if (out) {
-                BATON_TRY(check(copy_pages(stream, pool, list, packed, rows, shape(layers)), "gather of KV"));
+                BATON_TRY(check(copy_pages(stream, pool, list, packed, rows, shape(layers, true)), "gather of KV"));
                 BATON_TRY(check(cudaMemcpyAsync(there, staging_, run, cudaMemcpyDeviceToHost, stream), "host copy of KV"));
             } else {
                 BATON_TRY(check(cudaMemcpyAsync(staging_, there, run, cudaMemcpyHostToDevice, stream), "host copy of KV"));
-                BATON_TRY(check(copy_pages(stream, packed, rows, pool, list, shape(layers)), "scatter of KV"));
+                BATON_TRY(check(copy_pages(stream, packed, rows, pool, list, shape(layers, true)), "scatter of KV"));
             }
         }
     }
