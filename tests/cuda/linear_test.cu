@@ -319,6 +319,104 @@ TEST(Linear, EveryDeterministicCandidate) {
     every_candidate<__half>(Elem::kF16, {1, 16, 130}, 3000, true);
 }
 
+/// The products of the models this backend is made for.
+std::vector<Shape> model_shapes() {
+    struct Sizes {
+        uint32_t hidden, qkv, attention, ffn, vocab;
+        bool bias;
+    };
+    std::vector<Shape> shapes;
+    for (const Sizes& m : {Sizes{1024, 4096, 2048, 3072, 151936, false}, Sizes{896, 1152, 896, 4864, 151936, true},
+                           Sizes{2048, 3072, 2048, 8192, 128256, false}, Sizes{4096, 6144, 4096, 14336, 128256, false},
+                           Sizes{576, 960, 576, 1536, 49152, false}}) {
+        shapes.push_back({m.qkv, m.hidden, kStore, true, m.bias});
+        shapes.push_back({m.hidden, m.attention, kAdd, false, false});
+        shapes.push_back({2 * m.ffn, m.hidden, kSwiGlu, true, false});
+        shapes.push_back({m.hidden, m.ffn, kAdd, false, false});
+        shapes.push_back({m.vocab, m.hidden, kF32, true, false});
+    }
+    return shapes;
+}
+
+/// The tiles alone can do every product of every model at every m: on an H200, an A100 and a consumer GPU. Needs no GPU.
+TEST(Linear, SomeTileTakesEveryDeterministicProduct) {
+    for (const TileLimits& limits : {TileLimits{232448, true}, TileLimits{166912, false}, TileLimits{101376, false}})
+        for (const Elem elem : {Elem::kBF16, Elem::kF16})
+            for (const Shape& shape : model_shapes())
+                for (uint32_t m = 1; m <= 16384; m *= 2) {
+                    Product product;
+                    product.elem = elem;
+                    product.matrix.n = shape.n;
+                    product.matrix.k = shape.k;
+                    product.matrix.out = shape.out;
+                    product.m = m;
+                    TileConfig config;
+                    config.splits = static_cast<uint8_t>(deterministic_splits(shape.n, shape.k));
+                    uint32_t takers = 0;
+                    for (size_t v = 0; v < tile_shapes().size(); ++v)
+                        for (const bool cluster : {false, true}) {
+                            config.variant = static_cast<uint8_t>(v);
+                            config.cluster = cluster;
+                            takers += tile_takes(product, config, limits) ? 1 : 0;
+                        }
+                    EXPECT_GT(takers, 0u) << shape.n << " x " << shape.k << " m " << m << " with " << limits.shared_bytes << " bytes";
+                }
+}
+
+/// Both modes find candidates for every product of every model at every bucket, and the first of each runs.
+TEST(Linear, EveryModelHasCandidatesAtEveryBucket) {
+    NEEDS_GPU();
+    for (const bool deterministic : {false, true}) {
+        auto linear = LinearImpl::make(options(Elem::kBF16, 8192, deterministic));
+        ASSERT_TRUE(linear) << linear.error().message;
+        for (const Shape& shape : model_shapes()) {
+            const uint32_t most = shape.out == kF32 ? 64 : 8192;
+            DeviceBuffer w = device(size_t{shape.n} * shape.k * 2), x = device(size_t{most} * shape.k * 2);
+            DeviceBuffer small = device(size_t{std::max(shape.n, shape.k)} * 4);
+            DeviceBuffer out = device(size_t{most} * shape.n * 4);
+            fill<__nv_bfloat16>(w, seed_of_run(), 0.02f);
+            fill<__nv_bfloat16>(x, seed_of_run() + 1, 1.0f);
+            fill<float>(small, seed_of_run() + 2, 1.0f);
+            cudaMemset(out.data(), 0, out.size());
+            Matrix matrix;
+            matrix.w = w.data();
+            matrix.n = shape.n;
+            matrix.k = shape.k;
+            matrix.out = shape.out;
+            if (shape.norm) matrix.norm = small.as<float>();
+            if (shape.bias) matrix.bias = small.data();
+            ASSERT_TRUE((*linear)->reserve(matrix));
+            for (uint32_t m = 1; m <= most; m *= 2) {
+                const std::vector<Choice> found = (*linear)->candidates(matrix, m);
+                ASSERT_FALSE(found.empty()) << shape.n << " x " << shape.k << " m " << m << " deterministic " << deterministic;
+                EXPECT_EQ((*linear)->run_as({nullptr, (*linear)->pdl()}, matrix, x.data(), m, out.data(), found.front()), cudaSuccess)
+                    << shape.n << " x " << shape.k << " m " << m << ": " << describe(found.front());
+            }
+            ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << shape.n << " x " << shape.k;
+        }
+    }
+}
+
+TEST(Linear, TunesDeterministicProducts) {
+    NEEDS_GPU();
+    auto stream = make_stream();
+    ASSERT_TRUE(stream);
+    for (const Shape& shape : {kShapes[0], kShapes[3], kShapes[9]}) {
+        Case<__nv_bfloat16> c(shape, 64, seed_of_run());
+        auto linear = LinearImpl::make(options(Elem::kBF16, 64, true));
+        ASSERT_TRUE(linear);
+        const auto tuned = (*linear)->tune(c.matrix, stream->get());
+        ASSERT_TRUE(tuned) << tuned.error().message;
+        EXPECT_GT((*linear)->measured(), 0u);
+        for (uint32_t m : {1u, 33u, 64u}) {
+            c.prepare(m);
+            cudaDeviceSynchronize();
+            ASSERT_EQ((*linear)->run({stream->get(), (*linear)->pdl()}, c.matrix, c.x(), m, c.out()), cudaSuccess);
+            EXPECT_EQ(c.check(m, tolerance(Elem::kBF16, shape)), "") << "m " << m;
+        }
+    }
+}
+
 TEST(Linear, OracleAgreesWithTheHost) {
     NEEDS_GPU();
     const Shape shape = {24, 40, kF32, true, true};
