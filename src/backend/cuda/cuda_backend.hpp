@@ -60,6 +60,8 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_buffers(const Rope& rope);
     Expected<void> make_pool();
     Expected<void> warm_up();
+    Expected<void> choose_overlap();
+    Expected<double> time_step(const StepShape& shape);
 
     [[nodiscard]] Expected<void> enter() const;
     [[nodiscard]] Expected<uint64_t> budget() const;
@@ -81,6 +83,7 @@ class CudaBackend final : public DeviceBackend {
     uint64_t memory_bytes_ = 0;
     uint32_t positions_max_ = 0;
     double tuning_seconds_ = 0;
+    double overlap_seconds_ = 0;
     double graph_seconds_ = 0;
 
     Stream stream_;   ///< runs the steps
@@ -99,6 +102,7 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
     std::map<StepShape, GraphExec> graphs_;
+    std::map<uint32_t, uint32_t> plain_;  ///< StepShape::plain of decode steps, by rows
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;

@@ -251,6 +251,7 @@ Expected<void> CudaBackend::make_pool() {
 /// Runs padding through every bucket and captures its graphs.
 Expected<void> CudaBackend::warm_up() {
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "the start of the backend");  // memory was set on the default stream
+    BATON_TRY(choose_overlap());
     const auto start = std::chrono::steady_clock::now();
     for (const uint32_t bucket : batch_buckets(options_.max_batch_slices)) {
         for (const uint32_t context : kWarmContexts) {
@@ -261,6 +262,7 @@ Expected<void> CudaBackend::warm_up() {
                 shape.prefill_rows_max = options_.deterministic ? 1 : 0;
                 shape.splits = splits(shape.decode, std::min(context, positions_max_));
                 shape.buffer = buffer;
+                if (const auto plain = plain_.find(bucket); plain != plain_.end() && shape.decode > 0) shape.plain = plain->second;
                 if (graphs_.contains(shape)) continue;
                 BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape), "warming up");
                 BATON_TRY(sampler_->prepare(stream_.get(), buffer, {}));
@@ -277,9 +279,12 @@ Expected<void> CudaBackend::warm_up() {
 std::string CudaBackend::tuning() const {
     const auto ms = [](double seconds) { return std::to_string(static_cast<int>(seconds * 1000.0 + 0.5)) + " ms"; };
     const double rate = static_cast<double>(weights_.memory.size()) / std::max(weights_.seconds, 1e-9) / 1e9;
+    std::string overlap = "parts without overlap, by batch:";
+    for (const auto& [rows, plain] : plain_) overlap += " " + std::to_string(rows) + ":" + std::to_string(plain);
+    overlap += "\n";
     return "weights: " + std::to_string(weights_.memory.size() >> 20) + " MiB in " + ms(weights_.seconds) + ", " +
-           std::to_string(rate).substr(0, 5) + " GB/s; tuning " + ms(tuning_seconds_) + "; " + std::to_string(graphs_.size()) + " graphs in " +
-           ms(graph_seconds_) + "\n" + linear_->choices() + head_linear_->choices();
+           std::to_string(rate).substr(0, 5) + " GB/s; tuning " + ms(tuning_seconds_) + ", overlap " + ms(overlap_seconds_) + "; " +
+           std::to_string(graphs_.size()) + " graphs in " + ms(graph_seconds_) + "\n" + overlap + linear_->choices() + head_linear_->choices();
 }
 
 }  // namespace baton::backend::cuda

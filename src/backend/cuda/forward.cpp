@@ -34,11 +34,16 @@ class Pass {
 
   private:
     cudaError_t run_layer(const Weights::Layer& w, const KvView& kv) {
-        BATON_LAUNCH(s_.linear->run(launch_, w.qkv, s_.hidden, shape_.rows, s_.qkv));
+        BATON_LAUNCH(s_.linear->run(of(Part::kQkv), w.qkv, s_.hidden, shape_.rows, s_.qkv));
         BATON_LAUNCH(run_attention(w, kv));
-        BATON_LAUNCH(s_.linear->run(launch_, w.out, s_.attention, shape_.rows, s_.hidden));
-        BATON_LAUNCH(s_.linear->run(launch_, w.gate_up, s_.hidden, shape_.rows, s_.act));
-        return s_.linear->run(launch_, w.down, s_.act, shape_.rows, s_.hidden);
+        BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, s_.attention, shape_.rows, s_.hidden));
+        BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, s_.hidden, shape_.rows, s_.act));
+        return s_.linear->run(of(Part::kDown), w.down, s_.act, shape_.rows, s_.hidden);
+    }
+
+    /// How a part's kernels are launched.
+    [[nodiscard]] Launch of(Part part) const {
+        return {launch_.stream, launch_.pdl && (shape_.plain & static_cast<uint32_t>(part)) == 0};
     }
 
     cudaError_t run_attention(const Weights::Layer& w, const KvView& kv) {
@@ -57,7 +62,7 @@ class Pass {
         rope.positions = arrays_ + at_.positions;
         rope.slots = arrays_ + at_.slots;
         const bool fused = shape_.decode == shape_.rows && decode_fuses(m.heads, m.kv_heads, m.head_dim, shape_.decode);
-        if (!fused) BATON_LAUNCH(rope_append(launch_, rope));
+        if (!fused) BATON_LAUNCH(rope_append(of(Part::kAttention), rope));
 
         AttentionArgs args;
         args.elem = s_.elem;
@@ -78,7 +83,7 @@ class Pass {
             decode.early = fused;
             decode.workspace = s_.decode_workspace;
             decode.splits = shape_.splits;
-            BATON_LAUNCH(decode_attention(launch_, decode));
+            BATON_LAUNCH(decode_attention(of(Part::kAttention), decode));
         }
         if (shape_.prefill > 0) {
             PrefillAttention prefill;
@@ -91,7 +96,7 @@ class Pass {
             prefill.row_begin = arrays_ + at_.row_begin;
             prefill.rows = shape_.rows - shape_.decode;
             prefill.rows_max = shape_.prefill_rows_max;
-            BATON_LAUNCH(prefill_attention(launch_, prefill));
+            BATON_LAUNCH(prefill_attention(of(Part::kAttention), prefill));
         }
         return cudaSuccess;
     }
@@ -115,11 +120,11 @@ class Pass {
             BATON_LAUNCH(gather_rows(launch_, s_.elem, s_.hidden, arrays_ + at_.logit_rows, shape_.logits, s_.model.hidden, s_.last));
             x = s_.last;
         }
-        BATON_LAUNCH(s_.head_linear->run(launch_, s_.weights->head, x, shape_.logits, s_.logits));
+        BATON_LAUNCH(s_.head_linear->run(of(Part::kHead), s_.weights->head, x, shape_.logits, s_.logits));
         if (s_.kept != nullptr)
             BATON_LAUNCH(cudaMemcpyAsync(s_.kept, s_.logits, size_t{shape_.logits} * s_.model.vocab * sizeof(float),
                                          cudaMemcpyDeviceToDevice, launch_.stream));
-        return s_.sampler->run({launch_.stream, launch_.pdl && s_.kept == nullptr}, shape_.buffer, s_.logits, shape_.logits);
+        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, shape_.buffer, s_.logits, shape_.logits);
     }
 
     const PassSetup& s_;

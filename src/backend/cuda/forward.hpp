@@ -12,6 +12,9 @@
 
 namespace baton::backend::cuda {
 
+/// Kernels of a step by what they do; bits of StepShape::plain.
+enum class Part : uint32_t { kQkv = 1, kAttention = 2, kOut = 4, kGateUp = 8, kDown = 16, kHead = 32, kSample = 64 };
+
 /// What a step runs. Rows are in the order: sequences of one row for decode attention, then the rows of the others.
 /// Two steps of equal shape launch the same kernels with the same arguments, which is what lets a graph be replayed.
 struct StepShape {
@@ -23,6 +26,7 @@ struct StepShape {
     bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
     uint32_t splits = 1;            ///< of decode attention
     uint32_t words = 0;             ///< progress words, stored to every few layers
+    uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     uint32_t buffer = 0;            ///< 0 or 1: which upload it reads
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     friend auto operator<=>(const StepShape&, const StepShape&) = default;

@@ -250,10 +250,23 @@ cudaError_t StepInput::upload(cudaStream_t stream, const Batch& batch, const Arr
                        table_[buffer].as<int32_t>());
 }
 
-cudaError_t StepInput::upload_padding(cudaStream_t stream, const StepShape& shape) {
+cudaError_t StepInput::upload_padding(cudaStream_t stream, const StepShape& shape, uint32_t context) {
     auto* host = host_[shape.buffer].as<int32_t>();
     pad(shape, 0, 0, host);
-    return upload_rows(stream, host, device_[shape.buffer].as<int32_t>(), array_offsets(shape).total, nullptr, 0, nullptr);
+    patch_count_ = 0;
+    const ArrayOffsets at = array_offsets(shape);
+    const uint32_t used = blocks_of(context, limits_.block_tokens);
+    for (uint32_t s = 0; s < shape.decode && context > 0; ++s) {
+        host[at.kv_len + s] = static_cast<int32_t>(context);
+        host[at.positions + s] = static_cast<int32_t>(context - 1);
+        for (uint32_t i = 0; i < used; ++i) {
+            const size_t entry = size_t{s} * stride_ + i;
+            mirror_[shape.buffer][entry] = static_cast<int32_t>((size_t{s} * used + i) % limits_.blocks);
+            patches(shape.buffer)[patch_count_++] = {static_cast<int>(entry), mirror_[shape.buffer][entry]};
+        }
+    }
+    return upload_rows(stream, host, device_[shape.buffer].as<int32_t>(), at.total, patches(shape.buffer), patch_count_,
+                       table_[shape.buffer].as<int32_t>());
 }
 
 }  // namespace baton::backend::cuda

@@ -43,8 +43,9 @@ class StepInput {
     /// Fills the buffer's page-locked memory and enqueues the kernel that brings it to the device. `words` are those of the
     /// slices that have some, in order.
     cudaError_t upload(cudaStream_t stream, const Batch& batch, const Arrangement& step, std::span<const ProgressWord> words);
-    /// The same for a step of padding alone: rows that are computed and written nowhere.
-    cudaError_t upload_padding(cudaStream_t stream, const StepShape& shape);
+    /// The same for a step of padding alone: rows that are computed and written nowhere. With `context` they read as many
+    /// positions of blocks spread over the pool, as sequences would.
+    cudaError_t upload_padding(cudaStream_t stream, const StepShape& shape, uint32_t context = 0);
 
     [[nodiscard]] const int32_t* arrays(uint32_t buffer) const { return device_[buffer].as<int32_t>(); }
     [[nodiscard]] const int32_t* table(uint32_t buffer) const { return table_[buffer].as<int32_t>(); }

@@ -251,6 +251,9 @@ Expected<Weights> load_weights(const Lowered& model, Elem elem) {
         target.gate_up.norm = f32(l.ffn_norm);
         target.gate_up.eps = parts.ffn_norm.eps;
         target.down = matrix(3, Out::kAdd);
+        // Attention leaves the weights' way free for a while: what comes after it is fetched meanwhile.
+        target.qkv.ahead = target.out.w;
+        target.qkv.ahead_bytes = l.matrix[2] + size_t{target.gate_up.n} * target.gate_up.k * 2 - l.matrix[1];
         target.q_norm = f32(l.q_norm);
         target.k_norm = f32(l.k_norm);
         target.qk_eps = parts.qk_eps;

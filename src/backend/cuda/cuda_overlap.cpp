@@ -1,0 +1,123 @@
+// Which kernels of a decode step start before the one ahead has ended. That mostly helps, but a kernel that waits takes room
+// from those that work: at some batch sizes of some models a step is a fifth slower for it. So each size is tried.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "backend/cuda/cuda_backend.hpp"
+#include "baton/base/digest.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+constexpr uint32_t kRowsMax = 64;   // of the sizes tried: kernels of larger ones are long
+constexpr uint32_t kContext = 1024;
+constexpr int kReplays = 2;
+constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
+constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
+constexpr uint32_t kAllParts = 127;
+constexpr const char* kFormat = "baton step overlap 1";
+
+using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
+
+/// What the choice depends on, and so the name of its file.
+std::string identity_of(const ModelShape& m, const std::string& device, const std::string& products, bool fp16) {
+    std::ostringstream text;
+    text << kFormat << ' ' << BATON_VERSION << ' ' << device << ' ' << fp16;
+    for (const uint32_t size : {m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab}) text << ' ' << size;
+    text << '\n' << products;
+    return to_hex(sha256(text.str()));
+}
+
+/// Rows and parts, a pair a line; nothing where the file is missing or makes no sense.
+std::map<uint32_t, uint32_t> read_choices(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    std::string format;
+    if (!std::getline(file, format) || format != kFormat) return {};
+    std::map<uint32_t, uint32_t> plain;
+    for (uint32_t rows = 0, parts = 0; plain.size() < 64 && file >> rows >> parts;)
+        if (rows <= kRowsMax && parts <= kAllParts) plain[rows] = parts;
+    return plain;
+}
+
+/// A cache that cannot be written is measured anew the next time.
+void write_choices(const std::filesystem::path& path, const std::map<uint32_t, uint32_t>& plain) {
+    std::error_code failed;
+    std::filesystem::create_directories(path.parent_path(), failed);
+    const std::filesystem::path work = path.string() + "." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
+    {
+        std::ofstream file(work);
+        file << kFormat << '\n';
+        for (const auto& [rows, parts] : plain) file << rows << ' ' << parts << '\n';
+        if (!file.flush()) return;
+    }
+    std::filesystem::rename(work, path, failed);
+}
+
+}  // namespace
+
+Expected<void> CudaBackend::choose_overlap() {
+    if (!pdl_ || options_.deterministic) return {};
+    const auto start = std::chrono::steady_clock::now();
+    std::filesystem::path file;
+    if (!options_.cache_folder.empty()) {
+        file = std::filesystem::path(options_.cache_folder) / ("overlap-" + identity_of(model_.shape, device_name_, setup_.linear->choices(), options_.fp16).substr(0, 32));
+        plain_ = read_choices(file);
+    }
+    bool measured = false;
+    for (const uint32_t rows : batch_buckets(options_.max_batch_slices)) {
+        if (rows > kRowsMax || plain_.contains(rows)) continue;
+        StepShape shape;
+        shape.rows = shape.decode = shape.logits = rows;
+        const uint32_t context = std::min(kContext, positions_max_);
+        shape.splits = splits(rows, context);
+        BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape, context), "timing a step");
+        BATON_TRY(sampler_->prepare(stream_.get(), shape.buffer, {}));
+        BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "timing a step");  // loads the kernels
+        BATON_TRY_ASSIGN(double best, time_step(shape));
+        for (const Part part : kTried) {
+            StepShape changed = shape;
+            changed.plain |= static_cast<uint32_t>(part);
+            BATON_TRY_ASSIGN(const double seconds, time_step(changed));
+            if (seconds > best * kWorthIt) continue;
+            best = seconds;
+            shape = changed;
+        }
+        plain_[rows] = shape.plain;
+        measured = true;
+    }
+    if (measured && !file.empty()) write_choices(file, plain_);
+    overlap_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {};
+}
+
+/// The shortest of some replays, in seconds.
+Expected<double> CudaBackend::time_step(const StepShape& shape) {
+    BATON_TRY(capture(shape));
+    const auto graph = graphs_.extract(shape);
+    TimedEvent marks[kReplays + 1];
+    for (TimedEvent& mark : marks) {
+        cudaEvent_t event = nullptr;
+        BATON_CUDA_TRY(cudaEventCreate(&event), "an event");
+        mark = TimedEvent(event);
+    }
+    BATON_CUDA_TRY(cudaGraphLaunch(graph.mapped().get(), stream_.get()), "timing a step");
+    BATON_CUDA_TRY(cudaEventRecord(marks[0].get(), stream_.get()), "timing a step");
+    for (int i = 1; i <= kReplays; ++i) {
+        BATON_CUDA_TRY(cudaGraphLaunch(graph.mapped().get(), stream_.get()), "timing a step");
+        BATON_CUDA_TRY(cudaEventRecord(marks[i].get(), stream_.get()), "timing a step");
+    }
+    BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "timing a step");
+    double best = 1e9;
+    for (int i = 1; i <= kReplays; ++i) {
+        float ms = 0;
+        BATON_CUDA_TRY(cudaEventElapsedTime(&ms, marks[i - 1].get(), marks[i].get()), "timing a step");
+        best = std::min(best, static_cast<double>(ms) / 1000.0);
+    }
+    return best;
+}
+
+}  // namespace baton::backend::cuda
