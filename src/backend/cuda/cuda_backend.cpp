@@ -79,7 +79,7 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
 Expected<void> CudaBackend::run(const Arrangement& step) {
     StepShape shape = step.shape;
     shape.splits = splits(shape.decode, step.kv_max);
-    if (const auto plain = plain_.find(shape.rows); plain != plain_.end() && shape.decode == shape.rows) shape.plain = plain->second;
+    if (shape.decode == shape.rows) set_overlap(shape);
     const auto graph = step.graph ? graphs_.find(shape) : graphs_.end();
     if (graph != graphs_.end()) {
         BATON_CUDA_TRY(cudaGraphLaunch(graph->second.get(), stream_.get()), "a step's graph");

@@ -61,6 +61,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_pool();
     Expected<void> warm_up();
     Expected<void> choose_overlap();
+    void set_overlap(StepShape& shape) const;
     Expected<double> time_step(const StepShape& shape);
 
     [[nodiscard]] Expected<void> enter() const;
@@ -102,7 +103,7 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
     std::map<StepShape, GraphExec> graphs_;
-    std::map<uint32_t, uint32_t> plain_;  ///< StepShape::plain of decode steps, by rows
+    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, and kAhead
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;

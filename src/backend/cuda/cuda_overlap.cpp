@@ -18,8 +18,8 @@ constexpr uint32_t kContext = 1024;
 constexpr int kReplays = 2;
 constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
 constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
-constexpr uint32_t kAllParts = 127;
-constexpr const char* kFormat = "baton step overlap 1";
+constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
+constexpr const char* kFormat = "baton step overlap 2";
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -37,21 +37,21 @@ std::map<uint32_t, uint32_t> read_choices(const std::filesystem::path& path) {
     std::ifstream file(path);
     std::string format;
     if (!std::getline(file, format) || format != kFormat) return {};
-    std::map<uint32_t, uint32_t> plain;
-    for (uint32_t rows = 0, parts = 0; plain.size() < 64 && file >> rows >> parts;)
-        if (rows <= kRowsMax && parts <= kAllParts) plain[rows] = parts;
-    return plain;
+    std::map<uint32_t, uint32_t> choices;
+    for (uint32_t rows = 0, parts = 0; choices.size() < 64 && file >> rows >> parts;)
+        if (rows <= kRowsMax && parts < 2 * kAhead) choices[rows] = parts;
+    return choices;
 }
 
 /// A cache that cannot be written is measured anew the next time.
-void write_choices(const std::filesystem::path& path, const std::map<uint32_t, uint32_t>& plain) {
+void write_choices(const std::filesystem::path& path, const std::map<uint32_t, uint32_t>& choices) {
     std::error_code failed;
     std::filesystem::create_directories(path.parent_path(), failed);
     const std::filesystem::path work = path.string() + "." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
     {
         std::ofstream file(work);
         file << kFormat << '\n';
-        for (const auto& [rows, parts] : plain) file << rows << ' ' << parts << '\n';
+        for (const auto& [rows, parts] : choices) file << rows << ' ' << parts << '\n';
         if (!file.flush()) return;
     }
     std::filesystem::rename(work, path, failed);
@@ -65,11 +65,11 @@ Expected<void> CudaBackend::choose_overlap() {
     std::filesystem::path file;
     if (!options_.cache_folder.empty()) {
         file = std::filesystem::path(options_.cache_folder) / ("overlap-" + identity_of(model_.shape, device_name_, setup_.linear->choices(), options_.fp16).substr(0, 32));
-        plain_ = read_choices(file);
+        overlap_ = read_choices(file);
     }
     bool measured = false;
     for (const uint32_t rows : batch_buckets(options_.max_batch_slices)) {
-        if (rows > kRowsMax || plain_.contains(rows)) continue;
+        if (rows > kRowsMax || overlap_.contains(rows)) continue;
         StepShape shape;
         shape.rows = shape.decode = shape.logits = rows;
         const uint32_t context = std::min(kContext, positions_max_);
@@ -78,20 +78,34 @@ Expected<void> CudaBackend::choose_overlap() {
         BATON_TRY(sampler_->prepare(stream_.get(), shape.buffer, {}));
         BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "timing a step");  // loads the kernels
         BATON_TRY_ASSIGN(double best, time_step(shape));
+        const auto keep_if_faster = [&](const StepShape& changed) -> Expected<void> {
+            BATON_TRY_ASSIGN(const double seconds, time_step(changed));
+            if (seconds > best * kWorthIt) return {};
+            best = seconds;
+            shape = changed;
+            return {};
+        };
         for (const Part part : kTried) {
             StepShape changed = shape;
             changed.plain |= static_cast<uint32_t>(part);
-            BATON_TRY_ASSIGN(const double seconds, time_step(changed));
-            if (seconds > best * kWorthIt) continue;
-            best = seconds;
-            shape = changed;
+            BATON_TRY(keep_if_faster(changed));
         }
-        plain_[rows] = shape.plain;
+        StepShape changed = shape;
+        changed.ahead = true;
+        BATON_TRY(keep_if_faster(changed));
+        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0);
         measured = true;
     }
-    if (measured && !file.empty()) write_choices(file, plain_);
+    if (measured && !file.empty()) write_choices(file, overlap_);
     overlap_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {};
+}
+
+void CudaBackend::set_overlap(StepShape& shape) const {
+    const auto chosen = overlap_.find(shape.rows);
+    if (chosen == overlap_.end()) return;
+    shape.plain = chosen->second & ~kAhead;
+    shape.ahead = (chosen->second & kAhead) != 0;
 }
 
 /// The shortest of some replays, in seconds.

@@ -262,7 +262,7 @@ Expected<void> CudaBackend::warm_up() {
                 shape.prefill_rows_max = options_.deterministic ? 1 : 0;
                 shape.splits = splits(shape.decode, std::min(context, positions_max_));
                 shape.buffer = buffer;
-                if (const auto plain = plain_.find(bucket); plain != plain_.end() && shape.decode > 0) shape.plain = plain->second;
+                if (shape.decode > 0) set_overlap(shape);
                 if (graphs_.contains(shape)) continue;
                 BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape), "warming up");
                 BATON_TRY(sampler_->prepare(stream_.get(), buffer, {}));
@@ -280,7 +280,7 @@ std::string CudaBackend::tuning() const {
     const auto ms = [](double seconds) { return std::to_string(static_cast<int>(seconds * 1000.0 + 0.5)) + " ms"; };
     const double rate = static_cast<double>(weights_.memory.size()) / std::max(weights_.seconds, 1e-9) / 1e9;
     std::string overlap = "parts without overlap, by batch:";
-    for (const auto& [rows, plain] : plain_) overlap += " " + std::to_string(rows) + ":" + std::to_string(plain);
+    for (const auto& [rows, parts] : overlap_) overlap += " " + std::to_string(rows) + ":" + std::to_string(parts);
     overlap += "\n";
     return "weights: " + std::to_string(weights_.memory.size() >> 20) + " MiB in " + ms(weights_.seconds) + ", " +
            std::to_string(rate).substr(0, 5) + " GB/s; tuning " + ms(tuning_seconds_) + ", overlap " + ms(overlap_seconds_) + "; " +

@@ -34,7 +34,9 @@ class Pass {
 
   private:
     cudaError_t run_layer(const Weights::Layer& w, const KvView& kv) {
-        BATON_LAUNCH(s_.linear->run(of(Part::kQkv), w.qkv, s_.hidden, shape_.rows, s_.qkv));
+        Matrix qkv = w.qkv;
+        if (!shape_.ahead) qkv.ahead = nullptr;
+        BATON_LAUNCH(s_.linear->run(of(Part::kQkv), qkv, s_.hidden, shape_.rows, s_.qkv));
         BATON_LAUNCH(run_attention(w, kv));
         BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, s_.attention, shape_.rows, s_.hidden));
         BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, s_.hidden, shape_.rows, s_.act));

@@ -27,6 +27,7 @@ struct StepShape {
     uint32_t splits = 1;            ///< of decode attention
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
+    bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)
     uint32_t buffer = 0;            ///< 0 or 1: which upload it reads
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     friend auto operator<=>(const StepShape&, const StepShape&) = default;
