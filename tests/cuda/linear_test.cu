@@ -397,6 +397,23 @@ TEST(Linear, EveryModelHasCandidatesAtEveryBucket) {
     }
 }
 
+TEST(Linear, WhatIsFetchedAheadIsDealtWholeAndBounded) {
+    alignas(16) static unsigned char memory[16] = {};
+    for (const size_t bytes : {size_t{16}, size_t{4096}, size_t{1000000}, size_t{24} << 20})
+        for (const uint32_t blocks : {1u, 7u, 132u, 4096u}) {
+            const gemm::Ahead ahead = gemm::deal_ahead(memory, bytes, blocks);
+            EXPECT_EQ(ahead.from, memory);
+            EXPECT_EQ(ahead.bytes, bytes / 16 * 16);
+            EXPECT_EQ(ahead.share % 16, 0u);
+            EXPECT_GE(uint64_t{ahead.share} * blocks, ahead.bytes);
+            EXPECT_LT(uint64_t{ahead.share} * blocks, uint64_t{ahead.bytes} + 16 * uint64_t{blocks});
+        }
+    EXPECT_EQ(gemm::deal_ahead(memory, (size_t{24} << 20) + 16, 8).from, nullptr);
+    EXPECT_EQ(gemm::deal_ahead(nullptr, 4096, 8).from, nullptr);
+    EXPECT_EQ(gemm::deal_ahead(memory + 1, 4096, 8).from, nullptr);
+    EXPECT_EQ(gemm::deal_ahead(memory, 8, 8).from, nullptr);
+}
+
 TEST(Linear, TunesDeterministicProducts) {
     NEEDS_GPU();
     auto stream = make_stream();

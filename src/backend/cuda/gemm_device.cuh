@@ -108,11 +108,12 @@ __device__ __forceinline__ void fetch_ahead(const Ahead& ahead) {
     }
 #endif
 }
-/// Deals `bytes` over the blocks of a launch.
+/// Deals `bytes` over the blocks of a launch; none where they are more than L2 can keep beside what the step itself reads,
+/// as fetching twice costs more than it hides.
 inline Ahead deal_ahead(const void* from, size_t bytes, uint32_t blocks) {
-    constexpr size_t kMost = size_t{1} << 30;
-    const size_t whole = (bytes < kMost ? bytes : kMost) / 16 * 16;
-    if (from == nullptr || whole == 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) return {};
+    constexpr size_t kMost = size_t{24} << 20;
+    const size_t whole = bytes / 16 * 16;
+    if (from == nullptr || whole == 0 || whole > kMost || reinterpret_cast<uintptr_t>(from) % 16 != 0) return {};
     const size_t share = (whole / 16 + blocks - 1) / blocks * 16;
     return {static_cast<const unsigned char*>(from), static_cast<uint32_t>(whole), static_cast<uint32_t>(share)};
 }

@@ -28,7 +28,7 @@ struct Matrix {
     float eps = 0;
     Out out = Out::kStore;
     const void* ahead = nullptr; ///< weights that kernels soon after this one read: brought into L2 meanwhile (sm_90, own kernels)
-    size_t ahead_bytes = 0;      ///< of them; a third of the L2 at most is of use
+    size_t ahead_bytes = 0;      ///< of them; above 24 MiB nothing is fetched: L2 would not keep it
 };
 
 struct LinearOptions {
