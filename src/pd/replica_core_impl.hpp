@@ -237,6 +237,7 @@ struct ReplicaCore::Impl {
     [[nodiscard]] bool wants_lookup(const Leg& leg) const;
     void look_up(TimeMs now, Leg& leg, uint32_t cacheable);
     void add_snapshots(Leg& leg);
+    [[nodiscard]] size_t snapshots_held() const;
     void flush_snapshots(TimeMs now);
     void on_slots(TimeMs now, const wire::StoreSlots& m);
     void on_leased(Leg& leg, const wire::StoreSlots& m, TimeMs asked);

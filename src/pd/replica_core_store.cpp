@@ -45,12 +45,22 @@ void ReplicaCore::Impl::add_snapshots(Leg& leg) {
     if (!store_up || asks.size() + transfers.size() >= kStoreTransfersMax) return;
     const uint32_t complete = leg.computed / config.block_tokens;
     if (leg.snapped >= complete) return;
+    // A device computes faster than host memory takes copies: what is held for them must not add up.
+    size_t held = snapshots_held();
     ensure_keys(leg, complete);
-    for (; leg.snapped < complete; ++leg.snapped) {
+    for (; leg.snapped < complete && held < config.snapshot_blocks_max; ++leg.snapped, ++held) {
         pool.retain(leg.blocks[leg.snapped]);
         snapshot_blocks.push_back(leg.blocks[leg.snapped]);
         snapshot_keys.push_back(leg.keys[leg.snapped]);
     }
+}
+
+/// Blocks retained for the store alone.
+size_t ReplicaCore::Impl::snapshots_held() const {
+    size_t held = snapshot_blocks.size();
+    for (const auto& [id, ask] : asks) held += ask.blocks.size();
+    for (const auto& [id, transfer] : transfers) held += transfer.blocks.size();
+    return held;
 }
 
 void ReplicaCore::Impl::flush_snapshots(TimeMs now) {

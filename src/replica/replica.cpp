@@ -23,6 +23,7 @@ namespace {
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr int64_t kCloseMs = 300;
+constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
@@ -144,6 +145,7 @@ class Replica {
     void start_engine(uint32_t model_len) {
         pd::CoreConfig core = core_config(model_len);
         core.blocks = pool_->layout().blocks;
+        core.snapshot_blocks_max = static_cast<uint32_t>(std::max<size_t>(kSnapshotBytesHeld / pool_->layout().block_bytes(), 1));
         const engine::Engine::Options options{core, settings_.verify_handoff, 100};
         engine::Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action a) { act(std::move(a)); };

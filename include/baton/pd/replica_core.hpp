@@ -33,6 +33,7 @@ struct CoreConfig {
     bool prefix_cache = true;
     bool snapshots = false;         ///< publish complete blocks, read them for recovering sequences
     bool snapshot_read_always = false;
+    uint32_t snapshot_blocks_max = UINT32_MAX;  ///< blocks held at once until they are copied into the store; others are left out
     int64_t lease_ms = 3'000;       ///< of the snapshot store: what was copied from it later is void
     /// 1: the device samples by itself, so a sequence may be in a second plan while the token that this plan's row is of
     /// is not known yet (StepItem::pending). 0: a sequence is in one plan at a time.

@@ -45,6 +45,29 @@ wire::Sequence recovering(uint64_t id, std::vector<TokenId> prompt, uint32_t max
     return s;
 }
 
+TEST(ReplicaCoreStore, HoldsNoMoreBlocksForCopiesThanItMay) {
+    CoreConfig c = with_store(Role::kHybrid);
+    c.snapshot_blocks_max = 3;
+    StoreRig r(c);
+    r.supervise(wire::Run{sequence(1, ids(16), 1)});
+    r.supervise(wire::Run{sequence(2, ids(16, 100), 1)});
+    r.run_dry();
+    const auto allots = r.asked<wire::StoreAllot>();
+    ASSERT_EQ(allots.size(), 1u);
+    EXPECT_EQ(allots[0].keys.size(), 3u);
+    r.give(allots[0].ask, {0, 1, 2});
+    r.supervise(wire::Run{sequence(3, ids(16, 200), 1)});
+    r.run_dry();
+    EXPECT_EQ(r.asked<wire::StoreAllot>().size(), 1u) << "until they are copied";
+    ASSERT_EQ(r.copies.size(), 1u);
+    r.copied(r.copies[0].copy);
+    r.supervise(wire::Run{sequence(4, ids(9, 300), 1)});
+    r.run_dry();
+    EXPECT_EQ(r.asked<wire::StoreAllot>().size(), 2u);
+    r.refuse_room();
+    EXPECT_TRUE(r.all_free());
+}
+
 TEST(ReplicaCoreStore, PublishesCompleteBlocksAfterThePrompt) {
     StoreRig r;
     r.supervise(wire::Run{sequence(1, ids(18), 12)});

@@ -513,6 +513,7 @@ World draw_world(uint64_t seed) {
         w.router.waiting_max = 512;
         w.replays = 0;
     }
+    if (random.chance(300)) w.core.snapshot_blocks_max = 1 + random.below(6);
     if (random.chance(500)) run_ahead(w, random.chance(500) ? 0 : random.between(1, 12));
     return w;
 }
