@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 WORDS = "the sun rises over a quiet village while children play near old stone bridge and river flows past green hills".split()
@@ -99,7 +100,7 @@ class Server:
         choice = json.loads(text)["choices"][0]
         return choice["text"] + " " + json.dumps(choice["logprobs"]["token_logprobs"])
 
-    def stream(self, prompt, stop_after=None, **keys):
+    def stream(self, prompt, stop_after=None, on_first=None, **keys):
         """Arrival time of each token, from the sending of the request."""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         begin = time.monotonic()
@@ -111,6 +112,8 @@ class Server:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
             times.append(time.monotonic() - begin)
+            if on_first is not None and len(times) == 1:
+                on_first()
             if stop_after is not None and len(times) >= stop_after:
                 break
         c.sock and c.sock.close()
@@ -166,18 +169,42 @@ def gpu_memory():
 def measure(server, name, crowd, tokens, words, **labels):
     prompt = " ".join(WORDS[j % len(WORDS)] for j in range(words))
     server.stream(prompt, max_tokens=4)
-    steps, host = server.metric("baton_engine_steps_total"), server.metric("baton_engine_host_us_total")
-    begin = time.monotonic()
+    def counters():
+        return server.metric("baton_engine_steps_total"), server.metric("baton_engine_host_us_total")
+
+    # All streams have their first token, one has ended: in between the steps hold no prompts.
+    lock, first, at = threading.Lock(), [], {}
+
+    def on_first():
+        with lock:
+            first.append(1)
+            last = len(first) == crowd
+        if last:  # a moment later: until what came before is reported
+            threading.Timer(0.11, lambda: at.setdefault("decode", counters())).start()
+
+    def one(i):
+        times = server.stream(f"{i} {prompt}", on_first=on_first, max_tokens=tokens, ignore_eos=True)
+        with lock:
+            ended = "end" not in at
+            at.setdefault("end", None)
+        if ended:
+            at["end"] = counters()
+        return times
+
+    before, begin = counters(), time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(crowd) as pool:
-        runs = list(pool.map(lambda i: server.stream(f"{i} {prompt}", max_tokens=tokens, ignore_eos=True), range(crowd)))
+        runs = list(pool.map(one, range(crowd)))
     took = time.monotonic() - begin
     time.sleep(1.2)  # the last counters
-    steps, host = server.metric("baton_engine_steps_total") - steps, server.metric("baton_engine_host_us_total") - host
+    after = counters()
+
+    def per_step(a, b):
+        return f"{(b[1] - a[1]) / (b[0] - a[0]):.1f}" if a and b and b[0] > a[0] else "?"
     gaps = [b - a for times in runs for a, b in zip(times, times[1:])]
-    first = [times[0] for times in runs if times]
-    print(f"      {name}: {crowd} streams of {words} words, {tokens} tokens: first {1e3 * statistics.median(first):.1f} ms, between "
+    begun = [times[0] for times in runs if times]
+    print(f"      {name}: {crowd} streams of {words} words, {tokens} tokens: first {1e3 * statistics.median(begun):.1f} ms, between "
           f"{1e3 * statistics.median(gaps):.2f} ms (p99 {1e3 * sorted(gaps)[int(0.99 * len(gaps))]:.2f}), "
-          f"{sum(map(len, runs)) / took:.0f} tokens/s, host {host / max(steps, 1):.1f} us a step", flush=True)
+          f"{sum(map(len, runs)) / took:.0f} tokens/s, host {per_step(before, after)} us a step, {per_step(at.get('decode'), at.get('end'))} without prompts", flush=True)
 
 
 def main():
@@ -224,10 +251,14 @@ def main():
             if status != 200:
                 continue
             for crowd in (1, 8) if o.quick else (1, 8, 64):
-                measure(server, name, crowd, 32 if o.quick else 128, 40 if o.quick else 700)
+                measure(server, name, crowd, 64 if o.quick else 768 // (2 if crowd > 1 else 1), 40 if o.quick else 180)
             for _ in range(5):
                 server.stream("the sun", stop_after=3, max_tokens=1000, ignore_eos=True)
-            check(server.settled(0, "baton_replica_running") and server.settled(0, "baton_kv_blocks", state="used"), "aborted streams free their blocks")
+            begin = time.monotonic()
+            free = server.settled(0, "baton_replica_running") and server.settled(0, "baton_kv_blocks", state="used")
+            check(free, f"aborted streams free their blocks within {time.monotonic() - begin:.1f} s: {server.metric('baton_replica_running'):.0f} run, "
+                        f"{server.metric('baton_kv_blocks', state='used'):.0f} blocks used, {server.metric('baton_kv_blocks', state='offered'):.0f} offered, "
+                        f"{server.metric('baton_kv_leases'):.0f} leases, {server.metric('baton_snapshots', state='filling'):.0f} snapshots being filled")
             server.terminate()
         status, answer, _ = server.launch(o.model, n_gpu=1, gpu_memory_utilization=0.0001)
         check(status == 400 and "bytes" in answer, f"too little memory is an error with bytes: {answer[:160]}")
