@@ -10,10 +10,9 @@ namespace {
 /// forward and sample, one plan at a time.
 class CpuExecutor final : public Executor {
   public:
-    CpuExecutor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, uint32_t slices_max, bool checksums)
+    CpuExecutor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, uint32_t slices_max)
         : backend_(std::move(backend)),
           pool_(pool),
-          checksums_(checksums),
           logits_(static_cast<size_t>(slices_max) * backend_->shape().vocab) {}
 
     const backend::ModelShape& shape() const override { return backend_->shape(); }
@@ -26,11 +25,7 @@ class CpuExecutor final : public Executor {
         slices_.clear();
         size_t rows = 0;
         for (const pd::StepItem& item : plan.items) {
-            backend::Slice& slice = slices_.emplace_back();
-            slice.tokens = item.tokens;
-            slice.position = item.position;
-            slice.blocks = item.blocks;
-            slice.logits = item.sample;
+            slices_.push_back(slice_of(item));
             rows += item.sample ? 1 : 0;
         }
         BATON_CHECK(rows * vocab() <= logits_.size());
@@ -45,7 +40,7 @@ class CpuExecutor final : public Executor {
             const pd::StepItem& item = plan.items[i];
             if (!item.sample) continue;
             const auto logits = std::span<const float>(logits_).subspan(row++ * vocab(), vocab());
-            sampled.push_back({i, sched::sample(logits, *item.sequence, scratch_), block_checksums(item)});
+            sampled.push_back({i, sched::sample(logits, *item.sequence, scratch_), {}});
         }
         return {};
     }
@@ -59,16 +54,8 @@ class CpuExecutor final : public Executor {
                 pool_.set_progress(*item.progress_slot, item.position, item.position + item.tokens, layer + 1);
     }
 
-    [[nodiscard]] std::vector<uint64_t> block_checksums(const pd::StepItem& item) {
-        std::vector<uint64_t> sums;
-        if (!checksums_) return sums;
-        for (const BlockId b : item.blocks) sums.push_back(xavier::block_checksum(pool_.pool(), pool_.layout(), b));
-        return sums;
-    }
-
     std::unique_ptr<backend::Backend> backend_;
     xavier::SharedPool& pool_;
-    const bool checksums_;
     std::vector<float> logits_;
     std::vector<backend::Slice> slices_;
     sched::SamplerScratch scratch_;
@@ -77,8 +64,8 @@ class CpuExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> make_cpu_executor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
-                                            uint32_t slices_max, bool checksums) {
-    return std::make_unique<CpuExecutor>(std::move(backend), pool, slices_max, checksums);
+                                            uint32_t slices_max) {
+    return std::make_unique<CpuExecutor>(std::move(backend), pool, slices_max);
 }
 
 }  // namespace baton::engine

@@ -19,14 +19,7 @@ class DeviceExecutor final : public Executor {
     Expected<void> submit(const pd::StepPlan& plan) override {
         slices_.clear();
         for (const pd::StepItem& item : plan.items) {
-            backend::Slice& slice = slices_.emplace_back();
-            slice.tokens = item.tokens;
-            slice.position = item.position;
-            slice.blocks = item.blocks;
-            slice.logits = item.sample;
-            slice.sequence = item.sample ? item.sequence : nullptr;
-            slice.state = item.state;
-            slice.pending = item.pending;
+            backend::Slice& slice = slices_.emplace_back(slice_of(item));
             if (!item.progress_slot) continue;
             slice.progress = pool_.progress_word(*item.progress_slot);
             slice.progress_base = xavier::progress_base(item.position, item.position + item.tokens);

@@ -50,7 +50,7 @@ class EngineImpl final : public Engine {
           pool_(pool),
           callbacks_(std::move(callbacks)),
           core_(options_.core),
-          checksums_(executor_->on_device() && options_.verify_handoff && options_.core.role == Role::kPrefill && callbacks_.checksums) {
+          checksums_(options_.verify_handoff && options_.core.role == Role::kPrefill && callbacks_.checksums) {
         thread_ = std::thread([this] { loop(); });
     }
     ~EngineImpl() override { EngineImpl::stop(); }
@@ -184,7 +184,7 @@ class EngineImpl final : public Engine {
         report(now);
     }
 
-    /// Verify mode on a device: the bytes of the blocks of what was prefilled, for its Commit.
+    /// Verify mode: the bytes of the blocks of what was prefilled, for its Commit.
     void add_checksums(const pd::StepPlan& plan) {
         for (pd::Sampled& s : sampled_) {
             auto sums = callbacks_.checksums(plan.items[s.item].blocks);
@@ -290,8 +290,7 @@ class EngineImpl final : public Engine {
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
                                       Callbacks callbacks) {
     options.core.steps_ahead = 0;
-    const bool checksums = options.verify_handoff && options.core.role == Role::kPrefill;
-    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running, checksums);
+    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running);
     return std::make_unique<EngineImpl>(std::move(options), std::move(executor), pool, std::move(callbacks));
 }
 

@@ -31,10 +31,22 @@ class Executor {
     virtual void warm() {}
 };
 
-/// `slices_max`: items a plan may have. With `checksums`, samples carry the block checksums that a Commit needs in verify
-/// mode. `pool` outlives the executor.
+/// An item's part of a batch.
+[[nodiscard]] inline backend::Slice slice_of(const pd::StepItem& item) {
+    backend::Slice slice;
+    slice.tokens = item.tokens;
+    slice.position = item.position;
+    slice.blocks = item.blocks;
+    slice.logits = item.sample;
+    slice.sequence = item.sample ? item.sequence : nullptr;
+    slice.state = item.state;
+    slice.pending = item.pending;
+    return slice;
+}
+
+/// `slices_max`: items a plan may have. `pool` outlives the executor.
 [[nodiscard]] std::unique_ptr<Executor> make_cpu_executor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
-                                                          uint32_t slices_max, bool checksums);
+                                                          uint32_t slices_max);
 [[nodiscard]] std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend,
                                                              xavier::SharedPool& pool);
 

@@ -12,9 +12,11 @@
 #include <thread>
 
 #include "baton/backend/cuda.hpp"
+#include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/config/settings.hpp"
 #include "baton/model/model.hpp"
+#include "baton/tensor/dtype.hpp"
 #include "peer_links.hpp"
 #include "shared_weights.hpp"
 
@@ -22,7 +24,6 @@ namespace baton::replica {
 namespace {
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
-constexpr int64_t kCloseMs = 300;
 constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
@@ -50,7 +51,7 @@ class Replica {
         io_.run();
         // Links that were told to close do so now; a peer that does not read does not hold the process up.
         io_.restart();
-        io_.run_for(std::chrono::milliseconds(kCloseMs));
+        io_.run_for(std::chrono::milliseconds(limits::kExitCloseMs));
         return exit_code_;
     }
 
@@ -121,7 +122,13 @@ class Replica {
 
     /// Bytes of a KV block on a GPU, whose elements have two.
     [[nodiscard]] size_t gpu_block_bytes(const backend::ModelShape& shape) const {
-        return size_t{2} * 2 * shape.layers * shape.kv_heads * shape.head_dim * settings_.block_tokens;
+        kv::PoolLayout layout;
+        layout.dtype = static_cast<uint8_t>(tensor::DType::kBF16);
+        layout.layers = shape.layers;
+        layout.kv_heads = shape.kv_heads;
+        layout.head_dim = shape.head_dim;
+        layout.block_tokens = settings_.block_tokens;
+        return layout.block_bytes();
     }
 
     /// All but the number of blocks, which is known once there is a pool.

@@ -3,13 +3,11 @@
 #include <boost/asio/post.hpp>
 #include <chrono>
 
+#include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 
 namespace baton::replica {
 namespace {
-
-constexpr int64_t kCloseMs = 300;
-constexpr size_t kGrantsMax = 4;
 
 }  // namespace
 
@@ -22,7 +20,7 @@ SharedWeights::~SharedWeights() {
         work_.reset();
         if (!link_) return io_.stop();
         link_->close();
-        give_up_.expires_after(std::chrono::milliseconds(kCloseMs));
+        give_up_.expires_after(std::chrono::milliseconds(limits::kExitCloseMs));
         give_up_.async_wait([this](boost::system::error_code ec) {
             if (!ec) io_.stop();
         });
@@ -38,10 +36,9 @@ SharedWeights::Image SharedWeights::acquire(const backend::WeightImage& image, c
     thread_ = std::thread([this] { io_.run(); });
     std::unique_lock lock(mutex_);
     const auto limit = std::chrono::milliseconds(limits::kHandshakeTimeoutMs + 2 * wire::weights_fill_ms(image.bytes));
-    if (!change_.wait_for(lock, limit, [&] { return !grants_.empty() || !lost_.empty(); })) return {{}, false, "the worker did not answer in time"};
-    if (grants_.empty()) return {{}, false, lost_};
-    net::Connection::Received grant = std::move(grants_.front());
-    grants_.pop_front();
+    if (!change_.wait_for(lock, limit, [&] { return grant_ || !lost_.empty(); })) return {{}, false, "the worker did not answer in time"};
+    if (!grant_) return {{}, false, lost_};
+    net::Connection::Received grant = std::move(*grant_);
     lock.unlock();
     return use(std::move(grant), image, fill);
 }
@@ -68,7 +65,7 @@ void SharedWeights::connected(Expected<std::shared_ptr<net::Connection>> connect
     link_->start({[this](net::Connection::Received r) {
                       if (!std::holds_alternative<wire::WeightsGrant>(r.message)) return;
                       const std::lock_guard lock(mutex_);
-                      if (grants_.size() < kGrantsMax) grants_.push_back(std::move(r));
+                      if (!grant_) grant_ = std::move(r);
                       change_.notify_one();
                   },
                   [this](const Error& e) {

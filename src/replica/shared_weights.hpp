@@ -4,10 +4,10 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -50,7 +50,7 @@ class SharedWeights {
     std::shared_ptr<net::Connection> link_;  // thread_'s, once it runs
     std::mutex mutex_;
     std::condition_variable change_;
-    std::deque<net::Connection::Received> grants_;  ///< guarded by mutex_
+    std::optional<net::Connection::Received> grant_;  ///< guarded by mutex_; the worker sends one
     std::string lost_;                              ///< guarded by mutex_; why the link is no more
     std::thread thread_;
 };

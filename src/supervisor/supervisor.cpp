@@ -19,6 +19,7 @@
 #include <fstream>
 
 #include "baton/base/digest.hpp"
+#include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/http/server.hpp"
 #include "control_api.hpp"
@@ -32,7 +33,6 @@ namespace baton::supervisor {
 namespace {
 
 constexpr int64_t kWorkerStopMs = 5'000;
-constexpr int64_t kCloseMs = 300;
 
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
 class Supervisor {
@@ -63,7 +63,7 @@ class Supervisor {
         io_.run();
         // Links that were told to close do so now; a peer that does not read does not hold the process up.
         io_.restart();
-        io_.run_for(std::chrono::milliseconds(kCloseMs));
+        io_.run_for(std::chrono::milliseconds(limits::kExitCloseMs));
         server_->close();
         text_.join();
         background_.join();

@@ -48,6 +48,7 @@ inline constexpr int64_t kLeaseMs = 3'000;
 inline constexpr int64_t kHandshakeTimeoutMs = 5'000;
 inline constexpr int64_t kTransferTimeoutMs = 5'000;
 inline constexpr int64_t kSupervisorGraceMs = 60'000;
+inline constexpr int64_t kExitCloseMs = 300;  ///< links that were told to close get that before the process ends
 inline constexpr int kRestartsMax = 5;
 inline constexpr int64_t kRestartWindowMs = 60'000;
 

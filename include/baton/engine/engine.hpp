@@ -24,7 +24,7 @@ class Engine {
         std::function<void(const wire::ReplicaStats&)> stats;
         /// Engine thread, once: the device failed and all later steps fail at once; the process should end. May be null.
         std::function<void(const Error&)> failed{};
-        /// Engine thread, verify mode on a device: block_checksum() of each of these blocks. Null: none are put into a Commit.
+        /// Engine thread, verify mode: block_checksum() of each of these blocks. Null: none are put into a Commit.
         std::function<Expected<std::vector<uint64_t>>(std::span<const BlockId>)> checksums{};
     };
     struct Options {

@@ -22,17 +22,6 @@ std::vector<TokenId> ids(uint32_t n, TokenId first) {
     return out;
 }
 
-wire::Sequence sequence(uint64_t id, std::vector<TokenId> prompt, uint32_t max_tokens) {
-    wire::Sequence s;
-    s.ref = {SequenceId{id}, 1};
-    s.request_id = "r" + std::to_string(id);
-    s.prompt = std::move(prompt);
-    s.sampling.temperature = 0;
-    s.sampling.max_tokens = max_tokens;
-    s.time_left_ms = 60'000;
-    return s;
-}
-
 /// An engine over a fake device or CPU, and what it told the supervisor.
 class Rig {
   public:

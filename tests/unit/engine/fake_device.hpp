@@ -11,28 +11,11 @@
 #include <vector>
 
 #include "baton/backend/backend.hpp"
+#include "unit/fake_model.hpp"
 
 namespace baton::engine::fake {
 
-inline constexpr uint32_t kVocabulary = 997;
-
-inline uint64_t mix(uint64_t state, TokenId token) {
-    state = (state ^ static_cast<uint64_t>(static_cast<uint32_t>(token) + 1)) * 0x9E3779B97F4A7C15ull;
-    return state ^ (state >> 29);
-}
-inline TokenId next_token(uint64_t state) { return static_cast<TokenId>(state % kVocabulary); }
-
-/// Ids that the fake model gives after `prompt`.
-inline std::vector<TokenId> expected(const std::vector<TokenId>& prompt, size_t n) {
-    uint64_t state = 0;
-    for (const TokenId t : prompt) state = mix(state, t);
-    std::vector<TokenId> out;
-    while (out.size() < n) {
-        out.push_back(next_token(state));
-        state = mix(state, out.back());
-    }
-    return out;
-}
+using namespace fake_model;
 
 inline kv::PoolLayout layout(uint32_t blocks, uint32_t block_tokens) {
     kv::PoolLayout l;

@@ -10,6 +10,7 @@
 
 #include "baton/kv/block_pool.hpp"
 #include "baton/pd/replica_core.hpp"
+#include "unit/fake_model.hpp"
 
 /// A replica core with its surroundings played by hand: steps computed by a model whose next token
 /// is a function of all ids before it, and a KV pool that remembers what each row was computed
@@ -21,42 +22,12 @@ inline constexpr wire::ReplicaTarget kP{ReplicaId{1}, Epoch{1}};
 inline constexpr wire::ReplicaTarget kD{ReplicaId{2}, Epoch{1}};
 inline constexpr wire::ReplicaTarget kD2{ReplicaId{3}, Epoch{1}};
 
-inline uint64_t mix(uint64_t state, TokenId token) {
-    state =
-        (state ^ static_cast<uint64_t>(static_cast<uint32_t>(token) + 1)) * 0x9E3779B97F4A7C15ull;
-    return state ^ (state >> 29);
-}
-inline TokenId next_token(uint64_t state) {
-    return static_cast<TokenId>(state % 997);
-}
-/// Ids the model gives after `prompt`, `n` of them.
-inline std::vector<TokenId> expected(const std::vector<TokenId>& prompt, size_t n) {
-    uint64_t state = 0;
-    for (const TokenId t : prompt) state = mix(state, t);
-    std::vector<TokenId> out;
-    while (out.size() < n) {
-        out.push_back(next_token(state));
-        state = mix(state, out.back());
-    }
-    return out;
-}
+using namespace fake_model;
 
 inline std::vector<TokenId> ids(uint32_t n, TokenId first = 0) {
     std::vector<TokenId> out(n);
     for (uint32_t i = 0; i < n; ++i) out[i] = first + static_cast<TokenId>(i);
     return out;
-}
-
-inline wire::Sequence sequence(uint64_t id, std::vector<TokenId> prompt, uint32_t max_tokens,
-                               uint32_t attempt = 1) {
-    wire::Sequence s;
-    s.ref = {SequenceId{id}, attempt};
-    s.request_id = "r" + std::to_string(id);
-    s.prompt = std::move(prompt);
-    s.sampling.temperature = 0;
-    s.sampling.max_tokens = max_tokens;
-    s.time_left_ms = 60'000;
-    return s;
 }
 
 inline CoreConfig config(Role role, uint32_t blocks = 64) {

@@ -104,6 +104,12 @@ struct Linked {
     [[nodiscard]] size_t wrong(const Handoff& h, uint32_t first = 0) {
         return wrong_bytes(d.memory(), d.layout(), h.pull.target_blocks, h.sequence, first, h.open.tokens);
     }
+    /// Offers, pulls and computes.
+    void run(const Handoff& h) {
+        p_words->open_progress(h.open);
+        d_thread->start_pull(h.pull);
+        prefill(h);
+    }
     void close(const Handoff& h) { p_words->close_progress({h.open.slot, h.open.offer}); }
     void set(bool FakeFabric::*what, bool value) {
         const std::lock_guard lock(fabric.mutex);
@@ -229,9 +235,7 @@ TEST(TransferChannel, UntilPairedAndWithoutNcclItIsTcp) {
         s.d_thread->add_channel(kPrefill, s.to_p, false);
         s.p_thread->add_channel(kDecode, s.to_d, true);
         Handoff h = s.handoff(rng, 1, 100);
-        s.p_words->open_progress(h.open);
-        s.d_thread->start_pull(h.pull);
-        s.prefill(h);
+        s.run(h);
         EXPECT_EQ(s.reports.pull(1).mover, "tcp");
         EXPECT_EQ(s.wrong(h), 0u);
         s.close(h);
@@ -239,9 +243,7 @@ TEST(TransferChannel, UntilPairedAndWithoutNcclItIsTcp) {
         s.set(&FakeFabric::no_pair, false);
         s.wait_paired();
         h = s.handoff(rng, 2, 100);
-        s.p_words->open_progress(h.open);
-        s.d_thread->start_pull(h.pull);
-        s.prefill(h);
+        s.run(h);
         EXPECT_EQ(s.reports.pull(2).mover, "nccl");
         EXPECT_EQ(s.wrong(h), 0u);
     }
@@ -260,9 +262,7 @@ TEST(TransferChannel, CancelWhileReceivingWritesNothing) {
         s.set(&FakeFabric::stuck, true);
         const uint64_t go = s.to_p->count("channel_go");
         Handoff h = s.handoff(rng, id, 500);
-        s.p_words->open_progress(h.open);
-        s.d_thread->start_pull(h.pull);
-        s.prefill(h);
+        s.run(h);
         wait_go(s, go + 1);
         s.d_thread->cancel_pull(id);
         EXPECT_EQ(s.reports.pull(id).reason, "cancelled");  // though the receive is stuck: it writes no page
@@ -271,9 +271,7 @@ TEST(TransferChannel, CancelWhileReceivingWritesNothing) {
         s.set(&FakeFabric::stuck, false);
         // The channel is as good as before.
         Handoff next = s.handoff(rng, 100 + id, 300);
-        s.p_words->open_progress(next.open);
-        s.d_thread->start_pull(next.pull);
-        s.prefill(next);
+        s.run(next);
         const auto r = s.reports.pull(100 + id);
         ASSERT_TRUE(r.ok) << r.reason;
         EXPECT_EQ(r.mover, "nccl");
@@ -293,17 +291,13 @@ TEST(TransferChannel, AStuckTransferTimesOutAndTheyPairAgain) {
     s.wait_paired();
     s.set(&FakeFabric::stuck, true);
     Handoff h = s.handoff(rng, 1, 500);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     EXPECT_EQ(s.reports.pull(1).reason, "channel");
     s.close(h);
     s.set(&FakeFabric::stuck, false);
     s.wait_paired(2);
     h = s.handoff(rng, 2, 500);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     const auto r = s.reports.pull(2);
     ASSERT_TRUE(r.ok) << r.reason;
     EXPECT_EQ(r.mover, "nccl");
@@ -320,9 +314,7 @@ TEST(TransferChannel, TheSendersWordIsNeeded) {
         s.to_d->takes = [](const wire::Message& m) { return std::holds_alternative<wire::ChannelSent>(m); };
     }
     Handoff h = s.handoff(rng, 1, 100);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     EXPECT_EQ(s.reports.pull(1).reason, "channel");
     {
         const std::lock_guard lock(s.fabric.mutex);
@@ -337,9 +329,7 @@ TEST(TransferChannel, PeersLostInFlight) {
     s.wait_paired();
     s.set(&FakeFabric::stuck, true);
     Handoff h = s.handoff(rng, 1, 500);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     wait_go(s, 1);
     s.d_thread->remove_source(kPrefill);
     EXPECT_EQ(s.reports.pull(1).reason, "peer_lost");
@@ -352,9 +342,7 @@ TEST(TransferChannel, PeersLostInFlight) {
     s.p_thread->add_channel(kDecode, s.to_d, true);
     s.wait_paired(2);
     h = s.handoff(rng, 2, 500);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     ASSERT_TRUE(s.reports.pull(2).ok);
     EXPECT_EQ(s.wrong(h), 0u);
 }
@@ -381,9 +369,7 @@ TEST(TransferChannel, MessagesThatMakeNoSense) {
         s.wait_paired(++n);
     }
     Handoff h = s.handoff(rng, 2, 100);
-    s.p_words->open_progress(h.open);
-    s.d_thread->start_pull(h.pull);
-    s.prefill(h);
+    s.run(h);
     ASSERT_TRUE(s.reports.pull(2).ok);
     EXPECT_EQ(s.wrong(h), 0u);
     // An extent of an unknown pull is refused, and harms nobody.
