@@ -11,9 +11,7 @@
 #include "backend/cuda/attention_prefill_sm90.cuh"
 
 /// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|chain2|prefill|prefill90|append]...
-/// Not a part of the build:
-///   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Iinclude -Itests/cuda -o attention_bench
-///        tests/cuda/attention_bench.cu src/backend/cuda/attention_*.cu src/backend/cuda/rope_append.cu
+/// Built on request (target attention_bench).
 namespace baton::test {
 namespace {
 

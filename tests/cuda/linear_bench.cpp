@@ -1,5 +1,5 @@
 // Times the matrix products of whole models: every candidate with cold weights, chains of a decode step in one graph, the
-// tuning itself, the deterministic form. Run by hand on a GPU: linear_bench [detail file]. Prints one table.
+// tuning itself, the deterministic form. Built on request (target linear_bench); run on a GPU: linear_bench [detail file]. Prints one table.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

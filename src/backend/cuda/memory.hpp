@@ -10,40 +10,26 @@
 /// Owners of what the CUDA runtime hands out.
 namespace baton::backend::cuda {
 
-/// Device memory.
-class DeviceBuffer {
+/// Memory that `Free` gives back.
+template <cudaError_t (*Free)(void*)>
+class Memory {
   public:
-    DeviceBuffer() = default;
-    /// `what` names the memory in an error.
-    [[nodiscard]] static Expected<DeviceBuffer> make(size_t bytes, const std::string& what) {
-        DeviceBuffer buffer;
-        if (bytes == 0) return buffer;
-        if (const cudaError_t status = cudaMalloc(&buffer.data_, bytes); status != cudaSuccess) {
-            buffer.data_ = nullptr;
-            size_t free = 0, total = 0;
-            static_cast<void>(cudaGetLastError());
-            static_cast<void>(cudaMemGetInfo(&free, &total));
-            return fail(ErrorCode::kUnavailable, "no device memory for " + what + ": " + std::to_string(bytes) + " bytes needed, " +
-                                                     std::to_string(free) + " free of " + std::to_string(total) + " (" +
-                                                     cudaGetErrorString(status) + ")");
-        }
-        buffer.bytes_ = bytes;
-        return buffer;
-    }
-    DeviceBuffer(DeviceBuffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
-    DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
+    Memory() = default;
+    Memory(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+    Memory(Memory&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+    Memory& operator=(Memory&& o) noexcept {
         std::swap(data_, o.data_);
         std::swap(bytes_, o.bytes_);
         return *this;
     }
-    ~DeviceBuffer() {
-        if (data_ != nullptr) static_cast<void>(cudaFree(data_));
+    ~Memory() {
+        if (data_ != nullptr) static_cast<void>(Free(data_));
     }
-    [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
     template <class T>
     [[nodiscard]] T* as() const {
         return static_cast<T*>(data_);
     }
+    [[nodiscard]] std::byte* data() const { return as<std::byte>(); }
     [[nodiscard]] size_t size() const { return bytes_; }
 
   private:
@@ -51,35 +37,36 @@ class DeviceBuffer {
     size_t bytes_ = 0;
 };
 
-/// Page-locked host memory, which kernels may read as well.
-class PinnedBuffer {
+/// Device memory.
+class DeviceBuffer : public Memory<cudaFree> {
   public:
-    PinnedBuffer() = default;
-    [[nodiscard]] static Expected<PinnedBuffer> make(size_t bytes) {
-        PinnedBuffer buffer;
-        BATON_CUDA_TRY(cudaHostAlloc(&buffer.data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                       "page-locked memory, " + std::to_string(bytes) + " bytes");
-        buffer.bytes_ = bytes;
-        return buffer;
+    using Memory::Memory;
+    /// `what` names the memory in an error.
+    [[nodiscard]] static Expected<DeviceBuffer> make(size_t bytes, const std::string& what) {
+        if (bytes == 0) return DeviceBuffer();
+        void* data = nullptr;
+        if (const cudaError_t status = cudaMalloc(&data, bytes); status != cudaSuccess) {
+            size_t free = 0, total = 0;
+            static_cast<void>(cudaGetLastError());
+            static_cast<void>(cudaMemGetInfo(&free, &total));
+            return fail(ErrorCode::kUnavailable, "no device memory for " + what + ": " + std::to_string(bytes) + " bytes needed, " +
+                                                     std::to_string(free) + " free of " + std::to_string(total) + " (" +
+                                                     cudaGetErrorString(status) + ")");
+        }
+        return DeviceBuffer(data, bytes);
     }
-    PinnedBuffer(PinnedBuffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
-    PinnedBuffer& operator=(PinnedBuffer&& o) noexcept {
-        std::swap(data_, o.data_);
-        std::swap(bytes_, o.bytes_);
-        return *this;
-    }
-    ~PinnedBuffer() {
-        if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
-    }
-    template <class T>
-    [[nodiscard]] T* as() const {
-        return static_cast<T*>(data_);
-    }
-    [[nodiscard]] size_t size() const { return bytes_; }
+};
 
-  private:
-    void* data_ = nullptr;
-    size_t bytes_ = 0;
+/// Page-locked host memory, which kernels may read as well.
+class PinnedBuffer : public Memory<cudaFreeHost> {
+  public:
+    using Memory::Memory;
+    [[nodiscard]] static Expected<PinnedBuffer> make(size_t bytes) {
+        void* data = nullptr;
+        BATON_CUDA_TRY(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                       "page-locked memory, " + std::to_string(bytes) + " bytes");
+        return PinnedBuffer(data, bytes);
+    }
 };
 
 /// A handle of type H that `Destroy` ends.
