@@ -54,17 +54,13 @@ bool decode_fuses(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t
 
 cudaError_t decode_attention(const Launch& launch, const DecodeAttention& args) {
     const KvView& kv = args.base.kv;
-    if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || args.splits == 0 ||
-        !supported(args.base.heads, kv.kv_heads, kv.head_dim, args.base.sequences))
+    if (!takes_pages(kv) || args.splits == 0 || !supported(args.base.heads, kv.kv_heads, kv.head_dim, args.base.sequences))
         return cudaErrorInvalidValue;
     if (args.fused != nullptr && (args.fused->q_norm == nullptr) != (args.fused->k_norm == nullptr))
         return cudaErrorInvalidValue;
     if (args.base.sequences == 0)
         return cudaSuccess;
-    const bool bf16 = args.base.elem == Elem::kBF16;
-    if (kv.head_dim == 128)
-        return bf16 ? pick<Elem::kBF16, 128>(launch, args) : pick<Elem::kF16, 128>(launch, args);
-    return bf16 ? pick<Elem::kBF16, 64>(launch, args) : pick<Elem::kF16, 64>(launch, args);
+    return for_shape(args.base.elem, kv.head_dim, [&]<Elem E, int D>() { return pick<E, D>(launch, args); });
 }
 
 }  // namespace baton::backend::cuda

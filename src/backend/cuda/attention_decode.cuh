@@ -154,13 +154,13 @@ struct Decode {
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable);
+                dev::copy16_of_line(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable);
             }
 #pragma unroll
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable);
+                dev::copy16_of_line(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable);
             }
         }
     }
@@ -212,7 +212,8 @@ struct Decode {
         for (int i = static_cast<int>(threadIdx.x); i < vectors * (D / 8); i += Shape::kThreads) {
             const int row = i / (D / 8);
             const int piece = i % (D / 8);
-            dev::copy16(to + static_cast<uint32_t>(row * Shape::kRowBytes + piece * 16), from + row_offset(w, row) + piece * 8, true);
+            dev::copy16_of_line(to + static_cast<uint32_t>(row * Shape::kRowBytes + piece * 16),
+                                from + row_offset(w, row) + piece * 8, true);
         }
     }
 
@@ -296,7 +297,7 @@ struct Decode {
             for (int kk = 0; kk < D / 16; ++kk) {
                 uint32_t k[4];
                 dev::load_matrices(k, (k_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
-                N::mma(part[kk & 1], k[0], k[1], k[2], k[3], q[kk][0], q[kk][1]);
+                dev::mma<T>(part[kk & 1], k, q[kk][0], q[kk][1]);
             }
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
@@ -339,7 +340,7 @@ struct Decode {
                 uint32_t v[4];
                 dev::load_matrices_transposed(
                     v, (v_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32));
-                N::mma(a.o[n], v[0], v[1], v[2], v[3], w0, w1);
+                dev::mma<T>(a.o[n], v, w0, w1);
             }
         }
     }
@@ -393,7 +394,8 @@ struct Decode {
             if (complete) {
                 p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
             } else if (clustered) {
-                const uint32_t base = dev::address_in(dev::shared_address(shared + Shape::cluster_at(p.sequences)), p.cluster - 1);
+                const uint32_t base = dev::address_in(dev::shared_address(shared + Shape::cluster_at(p.sequences)),
+                                                      static_cast<uint32_t>(p.cluster - 1));
                 dev::store_in_cluster(base + static_cast<uint32_t>(p.cluster * 64 + (rank * p.group * D + i) * 4), out);
                 if (d == 0) {
                     const uint32_t to = base + static_cast<uint32_t>((rank * 8 + h) * 8);

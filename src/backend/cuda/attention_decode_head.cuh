@@ -40,10 +40,7 @@ struct HeadPiece {
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
             sum = fmaf(low[i], low[i], fmaf(high[i], high[i], sum));
-#pragma unroll
-        for (int o = 16; o > 0; o >>= 1)
-            sum += __shfl_xor_sync(0xffffffffu, sum, o);
-        const float factor = rsqrtf(sum / D + eps);
+        const float factor = rsqrtf(dev::warp_sum(sum) / D + eps);
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             low[i] *= factor * weight.low[i];

@@ -20,16 +20,11 @@ cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
 }  // namespace
 
 cudaError_t prefill_attention_portable(const Launch& launch, const PrefillAttention& args) {
-    const KvView& kv = args.base.kv;
-    if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || kv.kv_heads == 0 ||
-        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0 || (kv.head_dim != 64 && kv.head_dim != 128))
+    if (!prefill_takes(args))
         return cudaErrorInvalidValue;
     if (args.rows == 0 || args.base.sequences == 0)
         return cudaSuccess;
-    const bool bf16 = args.base.elem == Elem::kBF16;
-    if (kv.head_dim == 128)
-        return bf16 ? pick<Elem::kBF16, 128>(launch, args) : pick<Elem::kF16, 128>(launch, args);
-    return bf16 ? pick<Elem::kBF16, 64>(launch, args) : pick<Elem::kF16, 64>(launch, args);
+    return for_shape(args.base.elem, args.base.kv.head_dim, [&]<Elem E, int D>() { return pick<E, D>(launch, args); });
 }
 
 cudaError_t prefill_attention(const Launch& launch, const PrefillAttention& args) {

@@ -131,7 +131,7 @@ __device__ __forceinline__ void fetch_tile(uint32_t to, const typename dev::Numb
         for (int i = 0; i < 16; i += kStep) {
             const int row = i + row0;
             const uint32_t place = static_cast<uint32_t>((16 * j + row) * (D * 2) + ((piece ^ (row & 7)) << 4));
-            dev::copy16(to + place, page + row * D, first + row < length);
+            dev::copy16_of_line(to + place, page + row * D, first + row < length);
         }
     }
 }
@@ -139,6 +139,7 @@ __device__ __forceinline__ void fetch_tile(uint32_t to, const typename dev::Numb
 template <Elem E, int D, int WARPS, int MT, int TOKENS>
 __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel(PrefillParams<E> p) {
     using N = dev::Number<E>;
+    using T = typename N::Type;
     using Shape = PrefillShape<D, WARPS, MT, TOKENS>;
     constexpr int kThreads = Shape::kThreads;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
         const bool there = row < t.rows;
         const int head = kv_head * p.group + packed - row * p.group;
         const auto* from = p.q + (static_cast<int64_t>(t.row0 + (there ? row : 0)) * p.heads + head) * D + piece * 8;
-        dev::copy16(sq + static_cast<uint32_t>(m * Shape::kRowBytes + ((piece ^ (m & 7)) << 4)), from, there);
+        dev::copy16_of_line(sq + static_cast<uint32_t>(m * Shape::kRowBytes + ((piece ^ (m & 7)) << 4)), from, there);
     }
 
     // Positions a row sees end at its limit; the tiles before `whole` need no mask.
@@ -247,8 +248,8 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
                 dev::load_matrices(b, (sk + static_cast<uint32_t>(n * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
-                    N::mma(s[mt][2 * n], a[mt][0], a[mt][1], a[mt][2], a[mt][3], b[0], b[1]);
-                    N::mma(s[mt][2 * n + 1], a[mt][0], a[mt][1], a[mt][2], a[mt][3], b[2], b[3]);
+                    dev::mma<T>(s[mt][2 * n], a[mt], b[0], b[1]);
+                    dev::mma<T>(s[mt][2 * n + 1], a[mt], b[2], b[3]);
                 }
             }
         }
@@ -313,8 +314,8 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
                     const uint32_t(&w)[4] = weights[mt][kt];
-                    N::mma(o[mt][2 * n], w[0], w[1], w[2], w[3], b[0], b[1]);
-                    N::mma(o[mt][2 * n + 1], w[0], w[1], w[2], w[3], b[2], b[3]);
+                    dev::mma<T>(o[mt][2 * n], w, b[0], b[1]);
+                    dev::mma<T>(o[mt][2 * n + 1], w, b[2], b[3]);
                 }
             }
     }
@@ -348,6 +349,12 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
         *reinterpret_cast<uint4*>(to) =
             *reinterpret_cast<const uint4*>(shared + m * Shape::kRowBytes + ((piece ^ (m & 7)) << 4));
     }
+}
+
+/// Whether there is a kernel for these shapes.
+inline bool prefill_takes(const PrefillAttention& a) {
+    const KvView& kv = a.base.kv;
+    return takes_pages(kv) && a.base.heads > 0 && a.base.heads % kv.kv_heads == 0 && (kv.head_dim == 64 || kv.head_dim == 128);
 }
 
 template <Elem E>

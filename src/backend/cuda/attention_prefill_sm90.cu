@@ -31,11 +31,6 @@ cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
     return launch_prefill_90<E, D, 2>(launch, a, multiprocessors);
 }
 
-template <Elem E>
-cudaError_t pick(const Launch& launch, const PrefillAttention& a) {
-    return a.base.kv.head_dim == 128 ? pick<E, 128>(launch, a) : pick<E, 64>(launch, a);
-}
-
 }  // namespace
 
 cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const KvView& kv) {
@@ -63,13 +58,11 @@ bool runs_prefill_90() {
 }
 
 cudaError_t prefill_attention_90(const Launch& launch, const PrefillAttention& args) {
-    const KvView& kv = args.base.kv;
-    if ((kv.block_tokens != 16 && kv.block_tokens != 32 && kv.block_tokens != 64) || kv.kv_heads == 0 ||
-        args.base.heads % kv.kv_heads != 0 || args.base.heads == 0 || (kv.head_dim != 64 && kv.head_dim != 128))
+    if (!prefill_takes(args))
         return cudaErrorInvalidValue;
     if (args.rows == 0 || args.base.sequences == 0)
         return cudaSuccess;
-    return args.base.elem == Elem::kBF16 ? pick<Elem::kBF16>(launch, args) : pick<Elem::kF16>(launch, args);
+    return for_shape(args.base.elem, args.base.kv.head_dim, [&]<Elem E, int D>() { return pick<E, D>(launch, args); });
 }
 
 }  // namespace baton::backend::cuda

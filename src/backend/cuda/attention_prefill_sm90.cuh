@@ -131,6 +131,7 @@ __device__ __forceinline__ void produce(const PrefillParams90<E>& p, uint32_t sh
 template <Elem E, int D, int GROUPS>
 struct Consumer90 {
     using N = dev::Number<E>;
+    using T = typename N::Type;
     using Shape = PrefillShape90<D, GROUPS>;
     static constexpr int kTokens = Shape::kTokens;
 
@@ -176,8 +177,8 @@ struct Consumer90 {
 #pragma unroll
         for (int kk = 0; kk < D / 16; ++kk) {
             const auto step = static_cast<uint32_t>(kk % 4 * 32);
-            dev::Product<E, kTokens>::from_shared(s, dev::operand(q + static_cast<uint32_t>(kk / 4 * Shape::kQHalf) + step, 16),
-                                                  dev::operand(k + static_cast<uint32_t>(kk / 4 * Shape::kHalf) + step, 16), kk > 0);
+            dev::Product<T, kTokens>::from_shared(s, dev::operand(q + static_cast<uint32_t>(kk / 4 * Shape::kQHalf) + step),
+                                                  dev::operand(k + static_cast<uint32_t>(kk / 4 * Shape::kHalf) + step), kk > 0);
         }
         dev::products_commit();
     }
@@ -185,7 +186,7 @@ struct Consumer90 {
         const uint32_t v = base + static_cast<uint32_t>(Shape::kVAt + static_cast<int>(n & 1) * Shape::kTileBytes);
 #pragma unroll
         for (int kt = 0; kt < kTokens / 16; ++kt)
-            dev::Product<E, D>::from_registers(o, w[kt], dev::operand(v + static_cast<uint32_t>(kt * 16 * 128), Shape::kHalf),
+            dev::Product<T, D>::from_registers(o, w[kt], dev::operand(v + static_cast<uint32_t>(kt * 16 * 128), Shape::kHalf),
                                                kt > 0 || add);
         dev::products_commit();
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device_pool.hpp"
+#include "backend/cuda/ptx.cuh"
 
 namespace baton::backend::cuda {
 namespace {
@@ -25,14 +26,6 @@ struct Arguments {
 };
 static_assert(sizeof(Arguments<kPageCopyBlocks>) <= 4096);
 
-/// Bypasses the first-level cache: every byte is read once, often over NVLink. Not the non-coherent path: the owner of the
-/// page may write it meanwhile (then the copy is void, see docs/XAVIER.md).
-__device__ __forceinline__ uint4 load(const uint4* p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 /// A warp copies tiles of kWarp × kLoads vectors; consecutive warps take consecutive tiles.
 template <uint32_t kBlocks, uint32_t kLoads>
 __global__ void __launch_bounds__(kThreads) copy_pages_kernel(const __grid_constant__ Arguments<kBlocks> a) {
@@ -52,7 +45,8 @@ __global__ void __launch_bounds__(kThreads) copy_pages_kernel(const __grid_const
         uint4 v[kLoads];
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u)
-            if (begin + u * kWarp < a.vectors) v[u] = load(from + begin + u * kWarp);
+            // The owner of the page may write it meanwhile: then the copy is void, see docs/XAVIER.md.
+            if (begin + u * kWarp < a.vectors) v[u] = dev::load_once(from + begin + u * kWarp);
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u)
             if (begin + u * kWarp < a.vectors) to[begin + u * kWarp] = v[u];

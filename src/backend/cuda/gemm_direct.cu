@@ -11,22 +11,13 @@ namespace baton::backend::cuda {
 
 namespace {
 
-using gemm::Ops;
+using dev::Ops;
 
 constexpr uint32_t kWarps = 16;  // of a block, at most
 constexpr uint32_t kUnit = 32;  // elements of k four lanes load at once
 constexpr uint32_t kNormMax = 8192;  // elements of a norm's weight that fit into shared memory
 
-struct Args {
-    const void* w;
-    const void* bias;
-    const float* norm;
-    const void* x;
-    void* out;
-    uint32_t n;
-    uint32_t k;
-    uint32_t m;
-    uint32_t columns;
+struct Args : gemm::Operands {
     uint32_t slices;     // warps of a block that share a tile's k
     uint32_t per_slice;  // units of k each takes
     uint32_t inverse;    // of slices, 16 bits after the point, rounded up
@@ -39,10 +30,9 @@ struct Args {
 /// v *= g, eight elements, rounded to T.
 template <class T>
 __device__ __forceinline__ void scale8(uint4& v, const float* g) {
-    const float4 lo = reinterpret_cast<const float4*>(g)[0];
-    const float4 hi = reinterpret_cast<const float4*>(g)[1];
-    v = {gemm::multiply2<T>(v.x, Ops<T>::pack(lo.x, lo.y)), gemm::multiply2<T>(v.y, Ops<T>::pack(lo.z, lo.w)),
-         gemm::multiply2<T>(v.z, Ops<T>::pack(hi.x, hi.y)), gemm::multiply2<T>(v.w, Ops<T>::pack(hi.z, hi.w))};
+    const uint4 factors = dev::pack8<T>(reinterpret_cast<const float4*>(g)[0], reinterpret_cast<const float4*>(g)[1]);
+    v = {gemm::multiply2<T>(v.x, factors.x), gemm::multiply2<T>(v.y, factors.y), gemm::multiply2<T>(v.z, factors.z),
+         gemm::multiply2<T>(v.w, factors.w)};
 }
 
 /// One result: where it goes, and what the epilogue reads ahead of the sums.
@@ -50,24 +40,13 @@ struct Result {
     bool valid = false;
     uint32_t tile = 0;  // of the block
     uint32_t r = 0;     // row of the tile
-    uint32_t i = 0;     // row of x
+    uint32_t row = 0;   // of x
     uint32_t column = 0;
     float bias = 0;
     float bias_up = 0;
     float residual = 0;
 };
 
-template <class T>
-__device__ __forceinline__ void finish(const Args& a, const Result& to, float y, float up) {
-    y += to.bias;
-    const size_t at = static_cast<size_t>(to.i) * a.columns + to.column;
-    if (a.kind == Out::kF32) {
-        static_cast<float*>(a.out)[at] = y;
-        return;
-    }
-    if (a.kind == Out::kSwiGlu) y = gemm::silu(y) * (up + to.bias_up);
-    static_cast<T*>(a.out)[at] = Ops<T>::from_float(y + to.residual);
-}
 /// Constant, so it may be read ahead of the wait.
 template <class T>
 __device__ __forceinline__ void read_bias(const Args& a, Result& to) {
@@ -79,7 +58,7 @@ __device__ __forceinline__ void read_bias(const Args& a, Result& to) {
 template <class T>
 __device__ __forceinline__ void read_residual(const Args& a, Result& to) {
     if (to.valid && a.kind == Out::kAdd)
-        to.residual = Ops<T>::to_float(static_cast<const T*>(a.out)[static_cast<size_t>(to.i) * a.columns + to.column]);
+        to.residual = Ops<T>::to_float(static_cast<const T*>(a.out)[static_cast<size_t>(to.row) * a.columns + to.column]);
 }
 
 /// A warp: one tile of 16 weight rows (with SwiGLU 8 gate rows and their 8 up rows) × C units of k a pass, NT · 8 rows of x.
@@ -93,7 +72,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
     __shared__ float parts[kWarps][16][kColumns + 1];
     __shared__ float squares[kWarps][kColumns];
     extern __shared__ __align__(16) float norm[];  // [k], of a matrix with one
-    gemm::launch_dependents();
+    dev::launch_dependents();
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warp = threadIdx.x >> 5;
     const uint32_t g = lane >> 2;
@@ -120,8 +99,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
             const uint32_t e = unit * kStep + t * 8;
             const bool in = unit < end && e < a.k;
             const bool in_hi = HALF ? unit < end && e + kUnit < a.k : in;
-            lo[c] = in ? gemm::load_weights(lo_row + unit * kStep) : uint4{};
-            hi[c] = in_hi ? gemm::load_weights(hi_row + unit * kStep) : uint4{};
+            lo[c] = in ? dev::load_once(lo_row + unit * kStep) : uint4{};
+            hi[c] = in_hi ? dev::load_once(hi_row + unit * kStep) : uint4{};
         }
     };
     const auto apply_norm = [&](uint32_t first) {
@@ -139,8 +118,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
     };
     fetch(begin);
     if (a.norm != nullptr)
-        for (uint32_t e = threadIdx.x * 4; e < a.k; e += blockDim.x * 4) gemm::copy_async(gemm::shared_address(norm + e), a.norm + e, true);
-    gemm::copy_commit();
+        for (uint32_t e = threadIdx.x * 4; e < a.k; e += blockDim.x * 4) dev::copy16(dev::shared_address(norm + e), a.norm + e, true);
+    dev::copy_commit();
 
     const uint32_t rows_log2 = HALF || gated ? 3 : 4;
     constexpr uint32_t kRowsOfX = HALF ? 4 : kColumns;
@@ -148,21 +127,21 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
     const auto result_of = [&](uint32_t item) {
         Result to;
         to.r = item & ((1u << rows_log2) - 1);
-        to.i = (item >> rows_log2) % kRowsOfX;
+        to.row = (item >> rows_log2) % kRowsOfX;
         to.tile = (item >> rows_log2) / kRowsOfX;
         to.column = ((blockIdx.x * a.tiles + to.tile) << rows_log2) + to.r;
-        to.valid = item < items && to.i < a.m && to.column < a.columns;
+        to.valid = item < items && to.row < a.m && to.column < a.columns;
         return to;
     };
     Result first_result = result_of(threadIdx.x);
     read_bias<T>(a, first_result);
     if (a.norm != nullptr) {
-        gemm::copy_wait<0>();
+        dev::copy_wait<0>();
         __syncthreads();
         apply_norm(begin);
     }
     gemm::fetch_ahead(a.ahead);
-    gemm::wait_prerequisites();
+    dev::wait_for_earlier();
     read_residual<T>(a, first_result);
 
     float acc[NT][kChains][4] = {};
@@ -188,10 +167,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
                 const uint32_t right[2][2] = {{x[c][j].x, x[c][j].y}, {x[c][j].z, x[c][j].w}};
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    gemm::mma<T>(acc[j][(2 * c + h) % kChains], left[h], right[h]);
+                    dev::mma<T>(acc[j][(2 * c + h) % kChains], left[h], right[h][0], right[h][1]);
                     if (a.norm != nullptr) {
                         const uint32_t itself[4] = {right[h][0], 0, right[h][1], 0};
-                        gemm::mma<T>(square[j], itself, right[h]);
+                        dev::mma<T>(square[j], itself, right[h][0], right[h][1]);
                     }
                 }
             }
@@ -228,18 +207,18 @@ __global__ void __launch_bounds__(kWarps * 32, 1) direct_kernel(const Args a) {
 #pragma unroll 4
         for (uint32_t s = 0; s < a.slices; ++s) {
             const uint32_t from = to.tile * a.slices + s;
-            y += parts[from][to.r][to.i];
-            if constexpr (HALF) y += parts[from][to.r + 8][to.i + 4];
-            if (gated) up += parts[from][to.r + 8][to.i];
-            sum += squares[from][to.i];
-            if constexpr (HALF) sum += squares[from][to.i + 4];
+            y += parts[from][to.r][to.row];
+            if constexpr (HALF) y += parts[from][to.r + 8][to.row + 4];
+            if (gated) up += parts[from][to.r + 8][to.row];
+            sum += squares[from][to.row];
+            if constexpr (HALF) sum += squares[from][to.row + 4];
         }
         if (a.norm != nullptr) {
             const float scale = rsqrtf(sum / static_cast<float>(a.k) + a.eps);
             y *= scale;
             up *= scale;
         }
-        finish<T>(a, to, y, up);
+        gemm::finish<T>(a, to, y, up);
     }
 }
 
@@ -273,16 +252,15 @@ cudaError_t direct(const Launch& launch, const Product& product, DirectConfig co
     const uint32_t step = shape.half ? 2 * kUnit : kUnit;
     const uint32_t units = (matrix.k + step - 1) / step;
     const uint32_t per_slice = (units + config.slices - 1u) / config.slices;
-    Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
-                       result_columns(matrix), config.slices, per_slice, 65535u / config.slices + 1, config.tiles, matrix.eps,
-                       matrix.out, {}};
+    Args args = {gemm::operands_of(product), config.slices, per_slice, 65535u / config.slices + 1, config.tiles,
+                 matrix.eps, matrix.out, {}};
     const uint32_t per_tile = shape.half || matrix.out == Out::kSwiGlu ? 8 : 16;
     const uint32_t per_block = per_tile * config.tiles;
     const uint32_t blocks = (args.columns + per_block - 1) / per_block;
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
     const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
     const size_t shared = matrix.norm != nullptr ? size_t{matrix.k} * sizeof(float) : 0;
-    return gemm::start(launch, kernel, blocks, 32u * config.slices * config.tiles, shared, 1, args);
+    return start(launch, kernel, blocks, 32u * config.slices * config.tiles, shared, 1, args);
 }
 
 }  // namespace baton::backend::cuda

@@ -9,21 +9,12 @@ namespace baton::backend::cuda {
 
 namespace {
 
-using gemm::Ops;
+using dev::Ops;
 
 constexpr uint32_t kWarps = 8;
 constexpr uint32_t kChunk = 256;  // elements of k a warp's lanes read at once, 8 each
 
-struct Args {
-    const void* w;
-    const void* bias;
-    const float* norm;
-    const void* x;
-    void* out;
-    uint32_t n;
-    uint32_t k;
-    uint32_t m;
-    uint32_t columns;
+struct Args : gemm::Operands {
     uint32_t k_warps_log2;
     float eps;
     Out kind;
@@ -31,7 +22,6 @@ struct Args {
 };
 
 /// A result of the warp: which column and row, and what the epilogue reads beforehand.
-template <class T>
 struct Result {
     bool valid = false;
     uint32_t column = 0;
@@ -40,18 +30,6 @@ struct Result {
     float bias_up = 0;
     float residual = 0;
 };
-
-template <class T>
-__device__ __forceinline__ void finish(const Args& a, const Result<T>& r, float y, float up) {
-    y += r.bias;
-    const size_t at = static_cast<size_t>(r.row) * a.columns + r.column;
-    if (a.kind == Out::kF32) {
-        static_cast<float*>(a.out)[at] = y;
-        return;
-    }
-    if (a.kind == Out::kSwiGlu) y = gemm::silu(y) * (up + r.bias_up);
-    static_cast<T*>(a.out)[at] = Ops<T>::from_float(y + r.residual);
-}
 
 /// Blocks a multiprocessor should hold: enough that those of the next product fit beside the current ones.
 template <int M, int R, int C>
@@ -62,7 +40,7 @@ constexpr int kBlocksMin = M == 1 ? (R * C <= 4 ? 4 : (R * C <= 8 ? 3 : 2)) : 2;
 template <class T, int M, int R, int C>
 __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kernel(const Args a) {
     __shared__ float parts[kWarps][R * M + M];
-    gemm::launch_dependents();
+    dev::launch_dependents();
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warp = threadIdx.x >> 5;
     const uint32_t slices = 1u << a.k_warps_log2;
@@ -89,7 +67,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
             const uint32_t chunk = first + static_cast<uint32_t>(c);
             const bool in = chunk < end && chunk * kChunk + lane * 8 < a.k;
 #pragma unroll
-            for (int r = 0; r < R; ++r) w[r][c] = in ? gemm::load_weights(rows[r] + chunk * kChunk) : uint4{};
+            for (int r = 0; r < R; ++r) w[r][c] = in ? dev::load_once(rows[r] + chunk * kChunk) : uint4{};
         }
     };
     // The norm's weight goes into the weights ahead of the wait, rounded to T.
@@ -104,7 +82,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
                 lo = __ldg(reinterpret_cast<const float4*>(a.norm + e));
                 hi = __ldg(reinterpret_cast<const float4*>(a.norm + e) + 1);
             }
-            g[c] = {Ops<T>::pack(lo.x, lo.y), Ops<T>::pack(lo.z, lo.w), Ops<T>::pack(hi.x, hi.y), Ops<T>::pack(hi.z, hi.w)};
+            g[c] = dev::pack8<T>(lo, hi);
         }
 #pragma unroll
         for (int c = 0; c < C; ++c)
@@ -114,7 +92,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
                            gemm::multiply2<T>(w[r][c].z, g[c].z), gemm::multiply2<T>(w[r][c].w, g[c].w)};
     };
     fetch(begin);
-    Result<T> result;
+    Result result;
     if (slice == 0 && lane < per_warp * M) {
         result.row = lane % M;
         result.column = column0 + lane / M;
@@ -127,7 +105,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     }
     if (a.norm != nullptr) apply_norm(begin);
     gemm::fetch_ahead(a.ahead);
-    gemm::wait_prerequisites();
+    dev::wait_for_earlier();
     if (result.valid && a.kind == Out::kAdd)
         result.residual = Ops<T>::to_float(
             static_cast<const T*>(a.out)[static_cast<size_t>(result.row) * a.columns + result.column]);
@@ -176,11 +154,11 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
     for (int i = 0; i < M; ++i) {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const float sum = gemm::warp_sum(acc[r][i]);
+            const float sum = dev::warp_sum(acc[r][i]);
             if (lane == 0) parts[warp][r * M + i] = sum;
         }
         if (a.norm != nullptr) {
-            const float sum = gemm::warp_sum(squares[i]);
+            const float sum = dev::warp_sum(squares[i]);
             if (lane == 0) parts[warp][R * M + i] = sum;
         }
     }
@@ -203,7 +181,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kBlocksMin<M, R, C>)) gemv_kerne
         y *= scale;
         up *= scale;
     }
-    finish<T>(a, result, y, up);
+    gemm::finish<T>(a, result, y, up);
 }
 
 constexpr std::array<GemvShape, 8> kShapes = {
@@ -239,14 +217,13 @@ cudaError_t gemv(const Launch& launch, const Product& product, GemvConfig config
     if (!gemv_takes(product, config)) return cudaErrorInvalidValue;
     const Matrix& matrix = product.matrix;
     const GemvShape& shape = kShapes[config.variant];
-    Args args = {matrix.w, matrix.bias, matrix.norm, product.x, product.out, matrix.n, matrix.k, product.m,
-                 result_columns(matrix), log2_of(config.k_warps), matrix.eps, matrix.out, {}};
+    Args args = {gemm::operands_of(product), log2_of(config.k_warps), matrix.eps, matrix.out, {}};
     const uint32_t per_warp = matrix.out == Out::kSwiGlu ? shape.rows / 2u : shape.rows;
     const uint32_t per_block = per_warp * (kWarps / config.k_warps);
     const uint32_t blocks = (args.columns + per_block - 1) / per_block;
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
     const auto kernel = product.elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[config.variant] : kernels<__half>()[config.variant];
-    return gemm::start(launch, kernel, blocks, kWarps * 32, 0, 1, args);
+    return start(launch, kernel, blocks, kWarps * 32, 0, 1, args);
 }
 
 }  // namespace baton::backend::cuda

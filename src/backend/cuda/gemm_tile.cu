@@ -81,15 +81,8 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
     const TileShape& shape = kShapes[config.variant];
     const TileEntry entry = entry_of(product.elem, config.variant);
     gemm::TileArgs args = {};
-    args.w = matrix.w;
-    args.bias = matrix.bias;
-    args.norm = config.norm_fused ? matrix.norm : nullptr;
-    args.x = product.x;
-    args.out = product.out;
-    args.n = matrix.n;
-    args.k = matrix.k;
-    args.m = product.m;
-    args.columns = result_columns(matrix);
+    static_cast<gemm::Operands&>(args) = gemm::operands_of(product);
+    if (!config.norm_fused) args.norm = nullptr;
     args.k_tiles = k_tiles(matrix.k);
     args.splits = config.splits;
     for (uint32_t s = config.splits; s > 1; s /= 2) ++args.splits_log2;
@@ -105,8 +98,7 @@ cudaError_t tile(const Launch& launch, const Product& product, TileConfig config
     }
     const uint32_t blocks = args.m_tiles * args.n_tiles * args.cluster;
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks);
-    return gemm::start(launch, entry.kernel, blocks,
-                       shape.threads, shared_bytes(entry, matrix.k, config), args.cluster, args);
+    return start(launch, entry.kernel, blocks, shape.threads, shared_bytes(entry, matrix.k, config), args.cluster, args);
 }
 
 }  // namespace baton::backend::cuda

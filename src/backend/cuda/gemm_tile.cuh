@@ -1,8 +1,8 @@
 #pragma once
 
 #include "backend/cuda/gemm_device.cuh"
-#include "backend/cuda/gemm_wgmma.cuh"
 #include "backend/cuda/linear_kernels.hpp"
+#include "backend/cuda/wgmma.cuh"
 
 /// The tensor-core product of Linear. outᵀ tile [rows of w, rows of x] by wgmma (sm_90a) or mma.sync m16n8k16 with the
 /// weights as the left operand, so that few rows of x waste little. A ring of `ST` stages of 64 elements of k is filled by cp.async; what holds
@@ -20,16 +20,7 @@ constexpr bool kWarpgroups = true;  // wgmma in place of ldmatrix and mma.sync
 constexpr bool kWarpgroups = false;
 #endif
 
-struct TileArgs {
-    const void* w;
-    const void* bias;
-    const float* norm;
-    const void* x;
-    void* out;
-    uint32_t n;
-    uint32_t k;
-    uint32_t m;
-    uint32_t columns;  // of the result
+struct TileArgs : Operands {
     uint32_t k_tiles;
     uint32_t splits;
     uint32_t splits_log2;
@@ -117,7 +108,7 @@ __device__ __forceinline__ void store8(const TileArgs& a, uint32_t row, uint32_t
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] += old[i];
         }
-        *reinterpret_cast<uint4*>(out) = pack8<T>(y);
+        *reinterpret_cast<uint4*>(out) = dev::pack8<T>(y);
         return;
     }
 #pragma unroll
@@ -145,9 +136,9 @@ __device__ __forceinline__ void square_step(float (&sums)[G::kSquareGroups][4], 
 #pragma unroll
         for (uint32_t step = 0; step < kDepth / 16; ++step) {
             uint32_t b[2];
-            ldmatrix2(b, x_at + (group * 8 + (lane & 7)) * kRowBytes + (((step * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) << 4));
+            dev::load_matrices(b, x_at + (group * 8 + (lane & 7)) * kRowBytes + (((step * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) << 4));
             const uint32_t a[4] = {b[0], 0, b[1], 0};
-            mma<T>(sums[i], a, b);
+            dev::mma<T>(sums[i], a, b[0], b[1]);
         }
     }
 }
@@ -163,29 +154,48 @@ __device__ __forceinline__ void tile_step(float (&acc)[G::kTM][G::kTN][4], uint3
         const uint32_t x_step = x_at + (((step * 2 + x_word) ^ flip) << 4);
 #pragma unroll
         for (int i = 0; i < G::kTM; ++i)
-            ldmatrix4(af[i], w_at + static_cast<uint32_t>(i) * 16 * kRowBytes + (((step * 2 + w_word) ^ flip) << 4));
+            dev::load_matrices(af[i], w_at + static_cast<uint32_t>(i) * 16 * kRowBytes + (((step * 2 + w_word) ^ flip) << 4));
         if constexpr (G::kTN == 1) {
-            ldmatrix2(bf[0], x_step);
+            dev::load_matrices(bf[0], x_step);
         } else {
 #pragma unroll
             for (int j = 0; j < G::kTN; j += 2) {
                 uint32_t both[4];
-                ldmatrix4(both, x_step + static_cast<uint32_t>(j) * 8 * kRowBytes);
+                dev::load_matrices(both, x_step + static_cast<uint32_t>(j) * 8 * kRowBytes);
                 bf[j][0] = both[0], bf[j][1] = both[1], bf[j + 1][0] = both[2], bf[j + 1][1] = both[3];
             }
         }
 #pragma unroll
         for (int i = 0; i < G::kTM; ++i)
 #pragma unroll
-            for (int j = 0; j < G::kTN; ++j) mma<T>(acc[i][j], af[i], bf[j]);
+            for (int j = 0; j < G::kTN; ++j) dev::mma<T>(acc[i][j], af[i], bf[j][0], bf[j][1]);
     }
+}
+
+/// d += one product of a warpgroup over 16 elements of k; 256 columns as two of 128.
+template <class T, int N>
+__device__ __forceinline__ void wgmma(float (&d)[N / 8][4], uint64_t w, uint64_t x) {
+    if constexpr (N <= 128) {
+        dev::Product<T, N>::from_shared(reinterpret_cast<float(&)[N / 2]>(d), w, x);
+    } else {
+        static_assert(N == 256);
+        auto& halves = reinterpret_cast<float(&)[2][64]>(d);
+        dev::Product<T, 128>::from_shared(halves[0], w, x);
+        dev::Product<T, 128>::from_shared(halves[1], w, x + (128 * kRowBytes >> 4));
+    }
+}
+/// Keeps the compiler from touching results before the wait ahead of this.
+template <int N>
+__device__ __forceinline__ void settle(float (&d)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) dev::pin(d[j]);
 }
 
 template <class T, int BM, int BN, int WM, int WN, int ST, bool TOTALS>
 __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(const TileArgs a) {
     using G = Tile<T, BM, BN, WM, WN, ST, TOTALS>;
     extern __shared__ __align__(1024) unsigned char shared[];
-    launch_dependents();
+    dev::launch_dependents();
     const uint32_t thread = threadIdx.x;
     const uint32_t lane = thread & 31;
     const uint32_t warp = thread >> 5;
@@ -209,7 +219,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
 
     float* squares = reinterpret_cast<float*>(shared);
     unsigned char* ring = shared + G::kSquaresBytes;
-    const uint32_t ring_at = shared_address(ring);
+    const uint32_t ring_at = dev::shared_address(ring);
     const uint32_t x_ring_at = ring_at + ST * G::kStageW;
     const bool normed = G::kNorms && a.norm != nullptr;
     float* norm = reinterpret_cast<float*>(shared + G::shared_bytes());  // of this block's part of k
@@ -231,7 +241,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         for (int i = 0; i < kCopyW; ++i) {
             const bool in = w_row[i] < a.n && e < a.k;
             const T* src = static_cast<const T*>(a.w) + (in ? static_cast<size_t>(w_row[i]) * a.k + e : 0);
-            copy_async(ring_at + stage * G::kStageW + copy_at + static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes, src, in);
+            dev::copy16(ring_at + stage * G::kStageW + copy_at + static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes, src, in);
         }
     };
     const auto copy_x = [&](uint32_t tile, uint32_t stage) {
@@ -243,9 +253,8 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
             const bool in = row < a.m && e < a.k;
             const T* src = static_cast<const T*>(a.x) + (in ? static_cast<size_t>(row) * a.k + e : 0);
             if (BN * 8 % G::kThreads == 0 || local < BN)
-                copy_async(x_ring_at + stage * G::kStageX + copy_at +
-                               static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes,
-                           src, in);
+                dev::copy16(x_ring_at + stage * G::kStageX + copy_at + static_cast<uint32_t>(i * (G::kThreads / 8)) * kRowBytes, src,
+                            in);
         }
     };
 
@@ -266,24 +275,24 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
 #pragma unroll
     for (uint32_t s = 0; s < ST; ++s) {
         if (s < count) copy_w(tile0 + s, s);
-        copy_commit();
+        dev::copy_commit();
     }
     if (normed) {
         const uint32_t first = tile0 * kDepth;
         const uint32_t last = min(a.k, tile1 * kDepth);
         for (uint32_t e = first + thread * 4; e < last; e += G::kThreads * 4)
-            copy_async(shared_address(norm + (e - first)), a.norm + e, true);
-        copy_commit();
-        copy_wait<0>();
+            dev::copy16(dev::shared_address(norm + (e - first)), a.norm + e, true);
+        dev::copy_commit();
+        dev::copy_wait<0>();
         __syncthreads();
         for (uint32_t s = 0; s < ST && s < count; ++s) scale_w(tile0 + s, s);
     }
     fetch_ahead(a.ahead);
-    wait_prerequisites();
+    dev::wait_for_earlier();
 #pragma unroll
     for (uint32_t s = 0; s < ST; ++s) {
         if (s < count) copy_x(tile0 + s, s);
-        copy_commit();
+        dev::copy_commit();
     }
     // The results this thread finishes: groups of eight columns of a row, dealt over the cluster.
     const bool gated = a.kind == Out::kSwiGlu;
@@ -316,13 +325,13 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
     uint32_t stage = 0;
     for (uint32_t t = 0; t < count; ++t) {
         if (t < ST)
-            copy_wait<ST - 1>();
+            dev::copy_wait<ST - 1>();
         else
-            copy_wait<ST - 2>();
+            dev::copy_wait<ST - 2>();
         if (normed && t >= ST) scale_w(tile0 + t, stage);
         if constexpr (kWarpgroups) {
-            shared_to_tensor();
-            wgmma_wait<0>();  // the tile before: its stage is free once all have passed the barrier
+            dev::fence_for_products();
+            dev::products_wait<0>();  // the tile before: its stage is free once all have passed the barrier
         }
         __syncthreads();
         // The stage of the tile before is free now; the first ST tiles are on their way already.
@@ -331,16 +340,16 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
             copy_w(tile0 + t + ST - 1, free_stage);
             copy_x(tile0 + t + ST - 1, free_stage);
         }
-        copy_commit();
+        dev::copy_commit();
         const uint32_t w_at = ring_at + stage * G::kStageW;
         const uint32_t x_at = x_ring_at + stage * G::kStageX;
         if constexpr (kWarpgroups) {
-            const uint64_t left = wgmma_operand(w_at + warp / 4 * 64 * kRowBytes);
-            const uint64_t right = wgmma_operand(x_at);
-            wgmma_begin();
+            const uint64_t left = dev::operand(w_at + warp / 4 * 64 * kRowBytes);
+            const uint64_t right = dev::operand(x_at);
+            dev::products_fence();
 #pragma unroll
             for (uint64_t step = 0; step < kDepth / 16; ++step) wgmma<T, BN>(acc[0], left + 2 * step, right + 2 * step);
-            wgmma_commit();
+            dev::products_commit();
         } else {
             tile_step<T, G>(acc, w_at + a_at, a_word, x_at + b_row * kRowBytes, b_word, flip);
         }
@@ -349,8 +358,8 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         if constexpr (TOTALS) {
             if (tile0 + t + 1 == part_end && a.splits > 1 && a.cluster == 1) {
                 if constexpr (kWarpgroups) {
-                    wgmma_wait<0>();
-                    wgmma_settle(acc[0]);
+                    dev::products_wait<0>();
+                    settle(acc[0]);
                 }
 #pragma unroll
                 for (int i = 0; i < G::kTM; ++i)
@@ -367,10 +376,10 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         }
         stage = stage + 1 == ST ? 0 : stage + 1;
     }
-    copy_wait<0>();
+    dev::copy_wait<0>();
     if constexpr (kWarpgroups) {
-        wgmma_wait<0>();
-        wgmma_settle(acc[0]);
+        dev::products_wait<0>();
+        settle(acc[0]);
     }
     __syncthreads();
 
@@ -397,7 +406,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
                 if (group < BN / 8) squares[group * 8 + (lane >> 2)] = (lane & 4) != 0 ? square[i][1] : square[i][0];
             }
     if (a.cluster > 1)
-        cluster_sync();
+        dev::cluster_sync();
     else
         __syncthreads();
 
@@ -432,14 +441,14 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
 #pragma unroll
                 for (uint32_t r = 0; r < 4; ++r) {
                     if (first + r >= a.cluster) break;
-                    const uint32_t from = cluster_address(ring_at + at * 4, first + r);
-                    v[r][0] = cluster_load4(from);
-                    v[r][1] = cluster_load4(from + 16);
+                    const uint32_t from = dev::address_in(ring_at + at * 4, first + r);
+                    v[r][0] = dev::load4_in_cluster(from);
+                    v[r][1] = dev::load4_in_cluster(from + 16);
                     if (gated) {
-                        v[r][2] = cluster_load4(from + 32);
-                        v[r][3] = cluster_load4(from + 48);
+                        v[r][2] = dev::load4_in_cluster(from + 32);
+                        v[r][3] = dev::load4_in_cluster(from + 48);
                     }
-                    if (normed) squared[r] = cluster_load(cluster_address(shared_address(squares + row), first + r));
+                    if (normed) squared[r] = dev::load_in_cluster(dev::address_in(dev::shared_address(squares + row), first + r));
                 }
 #pragma unroll
                 for (uint32_t r = 0; r < 4; ++r) {
@@ -463,7 +472,7 @@ __global__ void __launch_bounds__(WM* WN * 32, (BN >= 128 ? 1 : 2)) tile_kernel(
         }
         store8<T>(a, row0 + row, column, y, up, early && item == item0, residual);
     }
-    if (a.cluster > 1) cluster_sync();  // no block may end while another reads its sums
+    if (a.cluster > 1) dev::cluster_sync();  // no block may end while another reads its sums
 }
 
 }  // namespace baton::backend::cuda::gemm

@@ -57,20 +57,15 @@ __device__ __forceinline__ void norm_and_turn(float (&low)[8], float (&high)[8],
     }
 }
 
-template <Elem E>
-__device__ __forceinline__ void widen(const uint4& words, float (&out)[8]) {
+template <class T>
+__device__ __forceinline__ void unpack8(const uint4& words, float (&out)[8]) {
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float2 f = dev::Number<E>::unpack(w[i]);
+        const float2 f = dev::Ops<T>::unpack(w[i]);
         out[2 * i] = f.x;
         out[2 * i + 1] = f.y;
     }
-}
-template <Elem E>
-__device__ __forceinline__ uint4 narrow(const float (&in)[8]) {
-    return {dev::Number<E>::pack(in[0], in[1]), dev::Number<E>::pack(in[2], in[3]), dev::Number<E>::pack(in[4], in[5]),
-            dev::Number<E>::pack(in[6], in[7])};
 }
 
 constexpr int kAppendThreads = 256;
@@ -101,12 +96,12 @@ __global__ void __launch_bounds__(kAppendThreads) append_kernel(AppendParams<E> 
     const int position = slot < 0 ? 0 : written;  // a padding row's may be anything
     float low[8];
     float high[8];
-    widen<E>(a, low);
-    widen<E>(b, high);
+    unpack8<T>(a, low);
+    unpack8<T>(b, high);
     norm_and_turn<D>(low, high, is_k ? p.k_norm : p.q_norm, p.eps, p.rope + static_cast<int64_t>(position) * (D / 2), lane);
     if (is_q || is_k) {
-        a = narrow<E>(low);
-        b = narrow<E>(high);
+        a = dev::pack8<T>(low);
+        b = dev::pack8<T>(high);
     }
     if (!inside || slot < 0)
         return;
@@ -149,20 +144,14 @@ cudaError_t append(const Launch& launch, const RopeAppend& a) {
 }  // namespace
 
 cudaError_t rope_append(const Launch& launch, const RopeAppend& args) {
-    const uint32_t tokens = args.kv.block_tokens;
-    if ((tokens != 16 && tokens != 32 && tokens != 64) || args.kv.kv_heads == 0)
+    if (!takes_pages(args.kv))
         return cudaErrorInvalidValue;
     // One of the two norms alone is no model's; the kernel takes both or none.
     if ((args.q_norm == nullptr) != (args.k_norm == nullptr))
         return cudaErrorInvalidValue;
     if (args.rows == 0)
         return cudaSuccess;
-    const bool bf16 = args.elem == Elem::kBF16;
-    if (args.kv.head_dim == 128)
-        return bf16 ? append<Elem::kBF16, 128>(launch, args) : append<Elem::kF16, 128>(launch, args);
-    if (args.kv.head_dim == 64)
-        return bf16 ? append<Elem::kBF16, 64>(launch, args) : append<Elem::kF16, 64>(launch, args);
-    return cudaErrorInvalidValue;
+    return for_shape(args.elem, args.kv.head_dim, [&]<Elem E, int D>() { return append<E, D>(launch, args); });
 }
 
 }  // namespace baton::backend::cuda

@@ -6,15 +6,15 @@ namespace baton::backend::cuda {
 
 namespace {
 
-using gemm::launch_dependents;
-using gemm::Ops;
-using gemm::wait_prerequisites;
+using dev::launch_dependents;
+using dev::Ops;
+using dev::wait_for_earlier;
 
 __global__ void __launch_bounds__(256)
     embed_kernel(const uint4* table, uint32_t words, uint32_t vocab, const int32_t* tokens, const int32_t* state,
                  const int32_t* last, uint4* out) {
     launch_dependents();
-    wait_prerequisites();
+    wait_for_earlier();
     const uint32_t row = blockIdx.x;
     int32_t id = tokens[row];
     if (id < 0) id = last[state[row]];
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(256)
 
 __global__ void __launch_bounds__(256) gather_kernel(const uint4* x, const int32_t* index, uint32_t words, uint4* out) {
     launch_dependents();
-    wait_prerequisites();
+    wait_for_earlier();
     const uint32_t row = blockIdx.x;
     const size_t from = static_cast<size_t>(max(index[row], 0)) * words;
     for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) out[static_cast<size_t>(row) * words + i] = x[from + i];
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kNormThreadsMax)
     norm_kernel(const uint4* x, const float4* weight, float eps, uint32_t words, float inverse_k, uint4* out) {
     __shared__ float sums[kNormThreadsMax / 32];
     launch_dependents();
-    wait_prerequisites();
+    wait_for_earlier();
     const size_t base = static_cast<size_t>(blockIdx.x) * words;
     uint4 held[V];
     float sum = 0;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kNormThreadsMax)
 #pragma unroll
         for (float e : f) sum += e * e;
     }
-    sum = gemm::warp_sum(sum);
+    sum = dev::warp_sum(sum);
     if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = sum;
     __syncthreads();
     sum = 0;
@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(kNormThreadsMax)
         const float g[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
 #pragma unroll
         for (int e = 0; e < 8; ++e) f[e] = f[e] * scale * g[e];
-        out[base + i] = gemm::pack8<T>(f);
+        out[base + i] = dev::pack8<T>(f);
     }
 }
 
 template <class T>
 __global__ void __launch_bounds__(256) swiglu_kernel(const uint4* in, uint32_t words, uint64_t total, uint4* out) {
     launch_dependents();
-    wait_prerequisites();
+    wait_for_earlier();
     const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
         const uint64_t row = i / words;
@@ -90,14 +90,14 @@ __global__ void __launch_bounds__(256) swiglu_kernel(const uint4* in, uint32_t w
         gemm::unpack8<T>(in[at + words], up);
 #pragma unroll
         for (int e = 0; e < 8; ++e) gate[e] = gemm::silu(gate[e]) * up[e];
-        out[i] = gemm::pack8<T>(gate);
+        out[i] = dev::pack8<T>(gate);
     }
 }
 
 template <class T>
 __global__ void __launch_bounds__(256) bias_kernel(const T* bias, uint32_t n, uint64_t total, float* out) {
     launch_dependents();
-    wait_prerequisites();
+    wait_for_earlier();
     const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step)
         out[i] += Ops<T>::to_float(bias[i % n]);
@@ -123,9 +123,9 @@ cudaError_t norm(const Launch& launch, const void* x, const float* weight, float
     const float inverse = 1.0f / static_cast<float>(k);
     auto* to = static_cast<uint4*>(out);
     if (words <= kNormThreadsMax)
-        return gemm::start(launch, norm_kernel<T, 1>, rows, row_threads(words, kNormThreadsMax), 0, 1, in, g, eps, words,
+        return start(launch, norm_kernel<T, 1>, rows, row_threads(words, kNormThreadsMax), 0, 1, in, g, eps, words,
                            inverse, to);
-    return gemm::start(launch, norm_kernel<T, 4>, rows, kNormThreadsMax, 0, 1, in, g, eps, words, inverse, to);
+    return start(launch, norm_kernel<T, 4>, rows, kNormThreadsMax, 0, 1, in, g, eps, words, inverse, to);
 }
 
 }  // namespace
@@ -134,7 +134,7 @@ cudaError_t embed(const Launch& launch, Elem, const void* table, uint32_t hidden
                   const int32_t* state, const int32_t* last, uint32_t rows, void* out) {
     if (rows == 0) return cudaSuccess;
     if (hidden == 0 || hidden % 8 != 0 || vocab == 0) return cudaErrorInvalidValue;
-    return gemm::start(launch, embed_kernel, rows, row_threads(hidden / 8, 256), 0, 1, static_cast<const uint4*>(table),
+    return start(launch, embed_kernel, rows, row_threads(hidden / 8, 256), 0, 1, static_cast<const uint4*>(table),
                        hidden / 8, vocab, tokens, state, last, static_cast<uint4*>(out));
 }
 
@@ -149,7 +149,7 @@ cudaError_t rms_norm(const Launch& launch, Elem elem, const void* x, const float
 cudaError_t gather_rows(const Launch& launch, Elem, const void* x, const int32_t* index, uint32_t rows, uint32_t k, void* out) {
     if (rows == 0) return cudaSuccess;
     if (k == 0 || k % 8 != 0) return cudaErrorInvalidValue;
-    return gemm::start(launch, gather_kernel, rows, row_threads(k / 8, 256), 0, 1, static_cast<const uint4*>(x), index, k / 8,
+    return start(launch, gather_kernel, rows, row_threads(k / 8, 256), 0, 1, static_cast<const uint4*>(x), index, k / 8,
                        static_cast<uint4*>(out));
 }
 
@@ -158,7 +158,7 @@ cudaError_t swiglu(const Launch& launch, Elem elem, const void* in, uint32_t row
     if (columns == 0 || columns % 8 != 0) return cudaErrorInvalidValue;
     const uint64_t total = static_cast<uint64_t>(rows) * (columns / 8);
     auto* kernel = elem == Elem::kBF16 ? swiglu_kernel<__nv_bfloat16> : swiglu_kernel<__half>;
-    return gemm::start(launch, kernel, stride_blocks(total), 256, 0, 1, static_cast<const uint4*>(in), columns / 8, total,
+    return start(launch, kernel, stride_blocks(total), 256, 0, 1, static_cast<const uint4*>(in), columns / 8, total,
                        static_cast<uint4*>(out));
 }
 
@@ -166,9 +166,9 @@ cudaError_t add_bias_f32(const Launch& launch, Elem elem, const void* bias, uint
     if (rows == 0 || n == 0) return cudaSuccess;
     const uint64_t total = static_cast<uint64_t>(rows) * n;
     if (elem == Elem::kBF16)
-        return gemm::start(launch, bias_kernel<__nv_bfloat16>, stride_blocks(total), 256, 0, 1,
+        return start(launch, bias_kernel<__nv_bfloat16>, stride_blocks(total), 256, 0, 1,
                            static_cast<const __nv_bfloat16*>(bias), n, total, out);
-    return gemm::start(launch, bias_kernel<__half>, stride_blocks(total), 256, 0, 1, static_cast<const __half*>(bias), n, total,
+    return start(launch, bias_kernel<__half>, stride_blocks(total), 256, 0, 1, static_cast<const __half*>(bias), n, total,
                        out);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sampler_slow.cuh"
 
 namespace baton::backend::cuda::sampling {
@@ -17,21 +18,6 @@ __global__ void count_kernel(uint16_t* counts, const int32_t* last, uint32_t voc
     if (id < vocab && (counts[id] & (kInPrompt - 1u)) != kInPrompt - 1u) ++counts[id];
 }
 
-template <class... P, class... A>
-cudaError_t launch_kernel(const Launch& launch, void (*kernel)(P...), dim3 grid, uint32_t threads,
-                          A... args) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.stream = launch.stream;
-    config.attrs = &attribute;
-    config.numAttrs = launch.pdl ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
 /// CTAs a row so that all rows together have about `wanted`, when a CTA takes at least
 /// `chunks_each` chunks.
 uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint32_t rows) {
@@ -43,23 +29,21 @@ uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint
 
 cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows) {
     if (rows == 0) return cudaSuccess;
+    const auto run = [&](void (*kernel)(Args), uint32_t ctas, uint32_t threads) {
+        return start(launch, kernel, dim3(ctas, rows), threads, 0, 1, args);
+    };
     cudaError_t status =
-        launch_kernel(launch, scan_kernel, dim3((args.chunks + kScanWarps - 1) / kScanWarps, rows),
-                      kScanThreads, args);
+        run(scan_kernel, (args.chunks + kScanWarps - 1) / kScanWarps, kScanThreads);
     if (status != cudaSuccess) return status;
-    status = launch_kernel(launch, weigh_kernel,
-                           dim3(ctas_a_row(kWeighCtas, args.chunks, kScanWarps, rows), rows),
-                           kWeighThreads, args);
+    status = run(weigh_kernel, ctas_a_row(kWeighCtas, args.chunks, kScanWarps, rows), kWeighThreads);
     if (status != cudaSuccess) return status;
-    return launch_kernel(
-        launch, choose_kernel,
-        dim3(ctas_a_row(kChooseCtas, args.chunks, kChooseThreads / 32, rows), rows), kChooseThreads,
-        args);
+    return run(choose_kernel, ctas_a_row(kChooseCtas, args.chunks, kChooseThreads / 32, rows),
+               kChooseThreads);
 }
 
 cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last,
                          uint32_t vocab) {
-    return launch_kernel({stream, false}, count_kernel, dim3(1), 1, counts, last, vocab);
+    return start({stream, false}, count_kernel, dim3(1), 1, 0, 1, counts, last, vocab);
 }
 
 }  // namespace baton::backend::cuda::sampling

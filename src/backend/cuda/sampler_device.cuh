@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/element.cuh"
+#include "backend/cuda/ptx.cuh"
 #include "backend/cuda/sampler_kernels.hpp"
 
 /// Device pieces of the sampler: weights, loading a chunk, sums over a block. All sums that decide
@@ -14,19 +16,15 @@ constexpr int kPerLane = kChunk / 32;
 constexpr float kReachMax = 30.0f;  ///< beyond, a weight is below half a unit
 constexpr float kLogprobMin = -9999.0f;
 
-__device__ __forceinline__ float minus_infinity() {
-    return __int_as_float(static_cast<int>(0xFF800000u));
-}
+using dev::minus_infinity;
+using dev::warp_sum;
 
-__device__ __forceinline__ void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+__device__ __forceinline__ const Row& row_of(const Args& a, uint32_t at) {
+    return reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
 }
-__device__ __forceinline__ void wait_for_earlier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+__device__ __forceinline__ const Edit* edits_of(const Args& a) {
+    return reinterpret_cast<const Edit*>(a.upload +
+                                         reinterpret_cast<const Header*>(a.upload)->edits_at);
 }
 
 /// NaN counts as minus infinity.
@@ -223,12 +221,6 @@ __device__ __forceinline__ float sum_of(const float (&v)[kPerLane], float top, f
     return sum;
 }
 
-/// Sum over a warp of numbers below 2^58.
-__device__ __forceinline__ uint64_t warp_sum(uint64_t v) {
-#pragma unroll
-    for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(kAll, v, o);
-    return v;
-}
 template <class T>
 __device__ __forceinline__ T warp_inclusive(T v, uint32_t lane) {
 #pragma unroll
@@ -363,8 +355,7 @@ __device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t 
     if (row.top < 0) return;
     if (threadIdx.x == 0) raw = __ldcg(a.logits + static_cast<size_t>(at) * a.vocab + id);
     __syncthreads();
-    const auto* edits = reinterpret_cast<const Edit*>(
-        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    const Edit* edits = edits_of(a);
     for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x)
         if (edits[row.edit_first + e].id == static_cast<int32_t>(id))
             raw = __ldcg(a.raw_saved + row.edit_first + e);

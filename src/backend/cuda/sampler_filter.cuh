@@ -329,13 +329,13 @@ __global__ void __launch_bounds__(kWeighThreads, 3) weigh_kernel(const __grid_co
         uint64_t sorted[kShort];
         float queue[kScanWarps][kChunk / 2];
     } scratch;
-    launch_dependents();
-    wait_for_earlier();
+    dev::launch_dependents();
+    dev::wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     RowState& state = a.states[at];
     const Todo todo = state.todo;
     if (todo != Todo::kSums && todo != Todo::kHistogram) return;
-    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const Row& row = row_of(a, at);
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const size_t partial = static_cast<size_t>(at) * a.chunks;
     const float top = state.max, reach = state.reach, bins_per = state.bins_per,

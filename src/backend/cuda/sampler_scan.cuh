@@ -13,8 +13,7 @@ constexpr uint32_t kScanWarps = kScanThreads / 32;
 /// Applies the edits whose ids lie in [begin, end) and keeps what they replace.
 __device__ inline void apply_edits(const Args& a, const Row& row, float* logits, uint32_t begin,
                                    uint32_t end) {
-    const auto* edits = reinterpret_cast<const Edit*>(
-        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    const Edit* edits = edits_of(a);
     __syncthreads();  // raw logits have been read
     for (uint32_t e = threadIdx.x; e < row.edits; e += blockDim.x) {
         const Edit edit = edits[row.edit_first + e];
@@ -31,8 +30,7 @@ __device__ inline void apply_edits(const Args& a, const Row& row, float* logits,
 /// calls.
 __device__ inline void undo_edits(const Args& a, const Row& row, uint32_t chunk, uint32_t lane,
                                   float (&v)[kPerLane]) {
-    const auto* edits = reinterpret_cast<const Edit*>(
-        a.upload + reinterpret_cast<const Header*>(a.upload)->edits_at);
+    const Edit* edits = edits_of(a);
     for (uint32_t first = 0; first < row.edits; first += 32) {
         const uint32_t e = first + lane;
         const uint32_t id =
@@ -383,12 +381,12 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
 /// Grid: [CTAs a row, rows]. Each warp looks at one chunk.
 __global__ void __launch_bounds__(kScanThreads, 4)
     scan_kernel(const __grid_constant__ Args a) {
-    launch_dependents();
-    wait_for_earlier();
+    dev::launch_dependents();
+    dev::wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     const uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5);
     float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
-    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const Row& row = row_of(a, at);
     // Logits and settings are on their way at the same time, whatever the settings are.
     const uint4 header = load_now(a.upload), first = load_now(&row), second = load_now(&row.scale);
     float v[kPerLane];

@@ -198,14 +198,14 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_
         __device__ Scratch() {}
     } scratch;
     __shared__ uint32_t wanted[kBins / 32];
-    launch_dependents();
-    wait_for_earlier();
+    dev::launch_dependents();
+    dev::wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     RowState& state = a.states[at];
     const Todo todo = state.todo;
     if (todo != Todo::kSorting && todo != Todo::kDescent) return;
     if (todo == Todo::kDescent && blockIdx.x != 0) return;
-    const Row& row = reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
+    const Row& row = row_of(a, at);
     if (todo == Todo::kDescent)
         return finish_row(a, row, at, choose_slowly(a, row, state, at, scratch.histogram));
     const float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
