@@ -203,7 +203,7 @@ uint32_t grid_of(const DecodeVariant& v, uint32_t sequences, uint32_t kv_heads, 
 /// four registers.
 template <int LOADS, int HELD>
 __global__ void __launch_bounds__(256, (HELD > 16 ? 2 : 3)) product_kernel(const uint4* weights, const uint4* x, uint4* out) {
-    asm volatile("griddepcontrol.launch_dependents;");
+    cuda::dev::launch_dependents();
     uint4 w[HELD];
     const size_t at = blockIdx.x * size_t{256} * LOADS + threadIdx.x;
 #pragma unroll
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(256, (HELD > 16 ? 2 : 3)) product_kernel(const
         asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(w[i].x), "=r"(w[i].y), "=r"(w[i].z), "=r"(w[i].w)
                      : "l"(i < LOADS ? weights + at + static_cast<size_t>(i) * 256 : out + ((threadIdx.x + 8 * i) & 255)));
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    cuda::dev::wait_for_earlier();
     uint4 sum = __ldcg(x + threadIdx.x % 64);
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
