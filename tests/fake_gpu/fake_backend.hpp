@@ -53,10 +53,12 @@ class FakeBackend final : public backend::DeviceBackend {
 
     void device_loop();
     void run(Step& step);
+    void run_hollow(Step& step);
 
     uint32_t device_ = 0;
     uint64_t memory_bytes_ = 0;
     int64_t step_us_ = 0;
+    bool hollow_ = false;   ///< computes nothing
     int64_t fail_at_ = -1;  ///< step that fails, as a broken device would
     std::unique_ptr<FakePool> pool_;
     std::unique_ptr<backend::Backend> cpu_;

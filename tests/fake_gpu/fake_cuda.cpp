@@ -3,6 +3,7 @@
 //   BATON_FAKE_GPUS          how many there are (default 1)
 //   BATON_FAKE_GPU_BYTES     memory of each (default 2 GiB)
 //   BATON_FAKE_GPU_STEP_US   least time of a step
+//   BATON_FAKE_GPU_HOLLOW    1: a step computes nothing and its tokens are made up, to measure what the host costs
 //   BATON_FAKE_GPU_FAIL_AT   number of the step that fails, in the first process that gets so far
 //   BATON_FAKE_GPU_FAIL_MARK a file that the failing process makes
 #include <cstdlib>
