@@ -8,6 +8,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <thread>
 
@@ -60,10 +61,12 @@ class Replica {
         const int64_t begin = steady_now_us();
         BATON_TRY_ASSIGN(const model::ModelInfo info, model::inspect_model(settings_.model_path));
         BATON_TRY_ASSIGN(const backend::Plan plan, model::load_plan(settings_.model_path));
+        const int64_t read = steady_now_us();
         identity_ = info.identity;
         const uint32_t model_len = settings_.max_model_len == 0 ? info.context_length
                                                                 : std::min(settings_.max_model_len, info.context_length);
         BATON_TRY(config::gpu_of(settings_) ? load_on_gpu(plan, model_len) : load_on_cpu(plan, model_len));
+        const std::string phases = "model " + std::to_string((read - begin) / 1000) + ", " + backend_phases(steady_now_us() - read);
         BATON_TRY(start_links());
         start_transfer();
         BATON_TRY(plant_faults());
@@ -73,8 +76,21 @@ class Replica {
                                      {"blocks", pool_->layout().blocks},
                                      {"kv_bytes", pool_->layout().pool_bytes()},
                                      {"weight_bytes", info.weight_bytes},
-                                     {"ms", (steady_now_us() - begin) / 1000}});
+                                     {"ms", (steady_now_us() - begin) / 1000},
+                                     {"phases", phases}});
         return {};
+    }
+
+    /// What loading the backend took, in ms: the parts it names and what is left of `us`.
+    [[nodiscard]] std::string backend_phases(int64_t us) const {
+        if (!gpu_) return "backend " + std::to_string(us / 1000);
+        std::string text;
+        double rest = static_cast<double>(us) / 1000.0;
+        for (const backend::LoadPhase& phase : gpu_->load_phases()) {
+            text += phase.name + " " + std::to_string(std::lround(phase.ms)) + ", ";
+            rest -= phase.ms;
+        }
+        return text + "other " + std::to_string(std::lround(rest));
     }
 
     /// Pool in shared host memory, backend on the CPU.

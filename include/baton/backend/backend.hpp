@@ -60,6 +60,12 @@ class Backend {
     virtual void warm() {}
 };
 
+/// A part of what loading a backend took.
+struct LoadPhase {
+    std::string name;  ///< a word, e.g. "weights"
+    double ms = 0;
+};
+
 /// A backend whose device runs steps on its own, one ahead of the host, and samples there. One engine thread calls it.
 /// Numerics (docs/ENGINE.md): bitwise as Backend promises where made with `deterministic`; else kernels may differ by
 /// batch size, and tokens only where two logits nearly tie.
@@ -93,6 +99,8 @@ class DeviceBackend {
     }
     /// What was chosen and measured at load, a line each, for the benchmark; may be empty.
     [[nodiscard]] virtual std::string tuning() const { return {}; }
+    /// What loading took, in the order it was done; may be empty.
+    [[nodiscard]] virtual std::vector<LoadPhase> load_phases() const { return {}; }
 };
 
 struct CpuOptions {
