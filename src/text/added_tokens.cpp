@@ -101,6 +101,10 @@ void AddedTokens::split(std::string_view text, bool normalized, const Allowed& s
     const Trie& trie = tries_[normalized ? 1 : 0];
     size_t done = 0;  // everything before this is in `out`
     for (size_t pos = 0; pos < text.size();) {
+        if (!trie.begins_with(text[pos])) {
+            ++pos;
+            continue;
+        }
         size_t end = 0;
         const int32_t index = trie.longest(text, pos, end);
         if (index < 0) {

@@ -1,6 +1,7 @@
 #include "text/bpe.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <queue>
 
 #include "text/unicode.hpp"
@@ -42,6 +43,30 @@ uint64_t mix(uint64_t key) {
     return key ^ (key >> 29);
 }
 
+/// Slots of an open-addressing table for `count` entries: a power of two, at most half of them taken.
+size_t table_size(size_t count) {
+    size_t size = 16;
+    while (size < count * 2) size *= 2;
+    return size;
+}
+
+uint64_t hash_of(std::string_view bytes) {
+    uint64_t hash = bytes.size();
+    const auto take = [&hash](uint64_t word) {
+        hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+        hash ^= hash >> 29;
+    };
+    uint64_t word = 0;
+    for (; bytes.size() >= sizeof word; bytes.remove_prefix(sizeof word)) {
+        std::memcpy(&word, bytes.data(), sizeof word);
+        take(word);
+    }
+    word = 0;
+    std::memcpy(&word, bytes.data(), bytes.size());
+    take(word);
+    return hash;
+}
+
 std::string byte_token(unsigned byte) {
     constexpr std::string_view kHex = "0123456789ABCDEF";
     return {'<', '0', 'x', kHex[byte >> 4], kHex[byte & 15], '>'};
@@ -57,10 +82,8 @@ int char_to_byte(uint32_t code) {
 }
 
 void Bpe::MergeTable::reserve(size_t count) {
-    size_t size = 16;
-    while (size < count * 2) size *= 2;
-    slots_.assign(size, {});
-    mask_ = size - 1;
+    slots_.assign(table_size(count), {});
+    mask_ = slots_.size() - 1;
 }
 
 void Bpe::MergeTable::put(TokenId left, TokenId right, uint32_t rank, TokenId result) {
@@ -78,6 +101,52 @@ const Bpe::MergeTable::Entry* Bpe::MergeTable::get(TokenId left, TokenId right) 
     return nullptr;
 }
 
+void Bpe::WholeTokens::build(const std::vector<std::string>& tokens, bool byte_level) {
+    begins_.reserve(tokens.size() + 1);
+    for (const std::string& spelling : tokens) {
+        begins_.push_back(static_cast<uint32_t>(bytes_.size()));
+        if (!byte_level) {
+            bytes_ += spelling;
+            continue;
+        }
+        for (size_t pos = 0; pos < spelling.size();) {
+            const CodePoint cp = decode_utf8(spelling, pos);
+            pos += cp.length;
+            const int byte = char_to_byte(cp.code);
+            if (byte < 0) {  // no text has a piece of these characters
+                bytes_.resize(begins_.back());
+                break;
+            }
+            bytes_ += static_cast<char>(byte);
+        }
+    }
+    begins_.push_back(static_cast<uint32_t>(bytes_.size()));
+    certain_ = std::make_unique<std::atomic<bool>[]>(tokens.size());
+    slots_.resize(table_size(tokens.size()));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const auto id = static_cast<TokenId>(i);
+        if (bytes_of(id).empty()) continue;
+        const uint64_t hash = hash_of(bytes_of(id));
+        uint64_t at = hash & (slots_.size() - 1);
+        while (slots_[at].id >= 0) at = (at + 1) & (slots_.size() - 1);
+        slots_[at] = {static_cast<uint32_t>(hash >> 32), id};
+    }
+}
+
+std::string_view Bpe::WholeTokens::bytes_of(TokenId id) const {
+    const uint32_t begin = begins_[static_cast<size_t>(id)];
+    return std::string_view(bytes_).substr(begin, begins_[static_cast<size_t>(id) + 1] - begin);
+}
+
+TokenId Bpe::WholeTokens::find(std::string_view piece) const {
+    if (slots_.empty()) return -1;
+    const uint64_t hash = hash_of(piece);
+    for (uint64_t at = hash & (slots_.size() - 1); slots_[at].id >= 0; at = (at + 1) & (slots_.size() - 1)) {
+        if (slots_[at].hash == static_cast<uint32_t>(hash >> 32) && bytes_of(slots_[at].id) == piece) return slots_[at].id;
+    }
+    return -1;
+}
+
 Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
                          Options options, const std::unordered_set<TokenId>& barred) {
     Bpe bpe;
@@ -91,6 +160,12 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
         if (!bpe.ids_.emplace(spelling, static_cast<TokenId>(id)).second) {
             return fail(ErrorCode::kCorrupt,
                         "tokenizer: token " + std::to_string(id) + " repeats another's spelling");
+        }
+    }
+    bpe.whole_.build(bpe.tokens_, bpe.options_.byte_level);
+    if (bpe.options_.ignore_merges) {
+        for (size_t id = 0; id < bpe.tokens_.size(); ++id) {
+            if (!barred.contains(static_cast<TokenId>(id))) bpe.whole_.make_certain(static_cast<TokenId>(id));
         }
     }
     bpe.merges_.reserve(merges.size() + 1);
@@ -134,36 +209,19 @@ std::string_view Bpe::token(TokenId id) const {
 
 void Bpe::encode(std::string_view piece, std::vector<TokenId>& out) const {
     if (piece.empty()) return;
-    if (options_.ignore_merges) {
-        if (const TokenId id = whole(piece); id >= 0) {
-            out.push_back(id);
-            return;
-        }
+    const TokenId whole = whole_.find(piece);
+    if (whole >= 0 && whole_.certain(whole)) {
+        out.push_back(whole);
+        return;
     }
-    std::vector<TokenId> ids;
-    symbols(piece, ids);
-    if (ids.size() <= kShortPiece) {
-        merge_short(ids);
-    } else {
-        merge_long(ids);
-    }
-    out.insert(out.end(), ids.begin(), ids.end());
-}
-
-TokenId Bpe::whole(std::string_view piece) const {
-    TokenId id = -1;
-    if (options_.byte_level) {
-        std::string spelling;
-        for (const char c : piece) append_utf8(spelling, byte_to_char(static_cast<uint8_t>(c)));
-        id = find(spelling);
-    } else {
-        id = find(piece);
-    }
-    return id >= 0 && barred_.contains(id) ? -1 : id;
+    const size_t begin = out.size();
+    symbols(piece, out);
+    const auto ids = std::span(out).subspan(begin);
+    out.resize(begin + (ids.size() <= kShortPiece ? merge_short(ids) : merge_long(ids)));
+    if (whole >= 0 && out.size() == begin + 1 && out.back() == whole) whole_.make_certain(whole);
 }
 
 void Bpe::symbols(std::string_view piece, std::vector<TokenId>& out) const {
-    out.reserve(piece.size());
     if (options_.byte_level) {
         byte_symbols(piece, out);
     } else {
@@ -209,27 +267,32 @@ void Bpe::char_symbols(std::string_view piece, std::vector<TokenId>& out) const 
     }
 }
 
-void Bpe::merge_short(std::vector<TokenId>& ids) const {
-    std::array<const MergeTable::Entry*, kShortPiece> next{};
-    for (size_t i = 0; i + 1 < ids.size(); ++i) next[i] = merges_.get(ids[i], ids[i + 1]);
+/// Merges in place; how many ids are left at the front.
+size_t Bpe::merge_short(std::span<TokenId> ids) const {
+    std::array<const MergeTable::Entry*, kShortPiece> next;  // NOLINT: filled as far as it is read
+    size_t count = ids.size();
+    for (size_t i = 0; i + 1 < count; ++i) next[i] = merges_.get(ids[i], ids[i + 1]);
     for (;;) {
         size_t best = SIZE_MAX;
-        for (size_t i = 0; i + 1 < ids.size(); ++i) {
+        for (size_t i = 0; i + 1 < count; ++i) {
             if (next[i] != nullptr && (best == SIZE_MAX || next[i]->rank < next[best]->rank))
                 best = i;
         }
-        if (best == SIZE_MAX) return;
+        if (best == SIZE_MAX) return count;
         ids[best] = next[best]->result;
-        ids.erase(ids.begin() + static_cast<ptrdiff_t>(best) + 1);
-        for (size_t i = best + 1; i + 1 < ids.size(); ++i) next[i] = next[i + 1];
-        next[best] = best + 1 < ids.size() ? merges_.get(ids[best], ids[best + 1]) : nullptr;
+        --count;
+        for (size_t i = best + 1; i < count; ++i) {
+            ids[i] = ids[i + 1];
+            next[i] = next[i + 1];
+        }
+        next[best] = best + 1 < count ? merges_.get(ids[best], ids[best + 1]) : nullptr;
         if (best > 0) next[best - 1] = merges_.get(ids[best - 1], ids[best]);
     }
 }
 
 // A heap of (rank, position) keys. A key is stale when the pair at its position has another rank by
 // then.
-void Bpe::merge_long(std::vector<TokenId>& ids) const {
+size_t Bpe::merge_long(std::span<TokenId> ids) const {
     const size_t count = ids.size();
     std::vector<uint32_t> right(count);
     std::vector<uint32_t> left(count);
@@ -264,7 +327,7 @@ void Bpe::merge_long(std::vector<TokenId>& ids) const {
         offer(left[at]);
         offer(at);
     }
-    std::erase(ids, -1);
+    return static_cast<size_t>(std::remove(ids.begin(), ids.end(), -1) - ids.begin());
 }
 
 }  // namespace baton::text

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,7 +17,7 @@
 namespace baton::text {
 
 /// Byte-pair merges over one piece of text, equal to Hugging Face tokenizers' BPE. Immutable after
-/// build().
+/// build(), but for what it remembers of its own results; any thread may call it.
 class Bpe {
   public:
     struct Options {
@@ -68,18 +71,46 @@ class Bpe {
         uint64_t mask_ = 0;
     };
 
+    /// Finds the token that stands for just a piece's bytes, and remembers whether the piece becomes
+    /// that token: most pieces of a text do, and need no merging then.
+    class WholeTokens {
+      public:
+        void build(const std::vector<std::string>& tokens, bool byte_level);
+        /// The token whose bytes are `piece`, or -1.
+        [[nodiscard]] TokenId find(std::string_view piece) const;
+        /// True where a piece of its bytes is known to become the token. Any thread: all find the same.
+        [[nodiscard]] bool certain(TokenId id) const {
+            return certain_[static_cast<size_t>(id)].load(std::memory_order_relaxed);
+        }
+        void make_certain(TokenId id) const {
+            certain_[static_cast<size_t>(id)].store(true, std::memory_order_relaxed);
+        }
+
+      private:
+        struct Slot {
+            uint32_t hash = 0;
+            TokenId id = -1;
+        };
+        [[nodiscard]] std::string_view bytes_of(TokenId id) const;
+
+        std::string bytes_;             ///< of all tokens, in the order of ids
+        std::vector<uint32_t> begins_;  ///< of each in `bytes_`, and their end
+        std::vector<Slot> slots_;       ///< open addressing
+        std::unique_ptr<std::atomic<bool>[]> certain_;
+    };
+
     void symbols(std::string_view piece, std::vector<TokenId>& out) const;
     void byte_symbols(std::string_view piece, std::vector<TokenId>& out) const;
     void char_symbols(std::string_view piece, std::vector<TokenId>& out) const;
-    [[nodiscard]] TokenId whole(std::string_view piece) const;
-    void merge_short(std::vector<TokenId>& ids) const;
-    void merge_long(std::vector<TokenId>& ids) const;
+    [[nodiscard]] size_t merge_short(std::span<TokenId> ids) const;
+    [[nodiscard]] size_t merge_long(std::span<TokenId> ids) const;
 
     Options options_;
     std::vector<std::string> tokens_;
     std::unordered_map<std::string_view, TokenId> ids_;  // views into tokens_
     std::unordered_set<TokenId> barred_;
     MergeTable merges_;
+    WholeTokens whole_;
     std::array<TokenId, 256> byte_ids_{};
     std::array<TokenId, 256> byte_tokens_{};  // <0x00>..<0xFF>
     TokenId unk_ = -1;

@@ -29,14 +29,29 @@ std::vector<Piece> cover(std::string_view text, const Step& step) {
     return pieces;
 }
 
+/// Behavior::kIsolated: each match is a piece, and so is what lies between two.
+void isolate(std::string_view text, const Step& step, std::vector<std::string_view>& out) {
+    std::vector<Span> matches;
+    matches.reserve(text.size() / 4);
+    step.scanner->find_all(text, matches);
+    out.reserve(out.size() + matches.size());
+    size_t pos = 0;
+    for (const Span& match : matches) {
+        if (match.begin > pos) out.push_back(text.substr(pos, match.begin - pos));
+        out.push_back(text.substr(match.begin, match.end - match.begin));
+        pos = match.end;
+    }
+    if (pos < text.size()) out.push_back(text.substr(pos));
+}
+
 void split(std::string_view text, const Step& step, std::vector<std::string_view>& out) {
+    if (step.behavior == Behavior::kIsolated) return isolate(text, step, out);
     const std::vector<Piece> pieces = cover(text, step);
     std::vector<Span> spans;
     spans.reserve(pieces.size());
     switch (step.behavior) {
         case Behavior::kIsolated:
-            for (const Piece& p : pieces) spans.push_back(p.span);
-            break;
+            break;  // done above
         case Behavior::kRemoved:
             for (const Piece& p : pieces) {
                 if (!p.match) spans.push_back(p.span);

@@ -23,6 +23,13 @@ struct Cursor {
             bits = 0;
             return;
         }
+        const auto byte = static_cast<uint8_t>(text[pos]);
+        if (byte < kAsciiClasses.size()) {
+            code = byte;
+            length = 1;
+            bits = kAsciiClasses[byte];
+            return;
+        }
         const CodePoint cp = decode_utf8(text, pos);
         code = cp.code;
         length = cp.length;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <vector>
 
 namespace baton::text {
@@ -99,12 +100,6 @@ uint8_t class_from_tables(uint32_t code) {
     return bits;
 }
 
-std::array<uint8_t, 128> ascii_classes() {
-    std::array<uint8_t, 128> table{};
-    for (uint32_t c = 0; c < 128; ++c) table[c] = class_from_tables(c);
-    return table;
-}
-
 }  // namespace
 
 size_t valid_utf8_length(std::string_view text, size_t pos) {
@@ -132,9 +127,13 @@ size_t valid_utf8_length(std::string_view text, size_t pos) {
 
 bool is_valid_utf8(std::string_view text) {
     for (size_t pos = 0; pos < text.size();) {
-        if (byte_at(text, pos) < 0x80) {
-            ++pos;
-            continue;
+        uint64_t eight = 0;
+        if (pos + sizeof eight <= text.size()) {  // a run of ASCII
+            std::memcpy(&eight, text.data() + pos, sizeof eight);
+            if ((eight & 0x8080808080808080) == 0) {
+                pos += sizeof eight;
+                continue;
+            }
         }
         const size_t length = valid_utf8_length(text, pos);
         if (length == 0) return false;
@@ -181,8 +180,7 @@ size_t previous_utf8(std::string_view text, size_t pos) {
 }
 
 uint8_t char_class(uint32_t code) {
-    static const std::array<uint8_t, 128> ascii = ascii_classes();
-    return code < 128 ? ascii[code] : class_from_tables(code);
+    return code < kAsciiClasses.size() ? kAsciiClasses[code] : class_from_tables(code);
 }
 
 bool is_regex_word(uint32_t code) {
@@ -209,6 +207,31 @@ bool is_printable(uint32_t code) {
     }
 }
 
+bool is_surely_nfc(std::string_view valid_utf8) {
+    struct Range {
+        uint32_t first;
+        uint32_t last;
+    };
+    // Unicode's quick check gives "yes" and class 0 for all of these (tests/unit/text compares with utf8proc).
+    static constexpr std::array<Range, 14> kSafe{{
+        {0x0, 0x2FF},       {0x388, 0x482},     {0x48A, 0x590},     {0x2002, 0x20CF},
+        {0x2190, 0x2328},   {0x2400, 0x2ADB},   {0x3001, 0x3029},   {0x3030, 0x3098},
+        {0x309B, 0x30FF},   {0x3400, 0x9FFF},   {0xAC00, 0xD7A3},   {0xFE00, 0xFE0F},
+        {0xFF00, 0xFFEF},   {0x1F000, 0x1FAFF},
+    }};
+    for (size_t pos = 0; pos < valid_utf8.size();) {
+        if (byte_at(valid_utf8, pos) < 0x80) {
+            ++pos;
+            continue;
+        }
+        const CodePoint cp = decode_utf8(valid_utf8, pos);
+        pos += cp.length;
+        const auto* range = std::lower_bound(kSafe.begin(), kSafe.end(), cp.code, [](const Range& r, uint32_t c) { return r.last < c; });
+        if (range == kSafe.end() || range->first > cp.code) return false;
+    }
+    return true;
+}
+
 // utf8proc_map would do, but it sorts combining marks in quadratic time; a prompt of marks must not
 // stall us.
 std::string normalize(std::string_view valid_utf8, NormalForm form) {
@@ -216,6 +239,7 @@ std::string normalize(std::string_view valid_utf8, NormalForm form) {
                     [](char c) { return static_cast<uint8_t>(c) < 0x80; })) {
         return std::string(valid_utf8);
     }
+    if (form == NormalForm::kNfc && is_surely_nfc(valid_utf8)) return std::string(valid_utf8);
     const bool compat = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
     const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
     const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -35,6 +36,20 @@ inline constexpr uint8_t kConnector = 16;    ///< \p{Pc}
 inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
 /// The class bits of a code point.
 [[nodiscard]] uint8_t char_class(uint32_t code);
+/// Those of ASCII, as char_class() has them.
+[[nodiscard]] constexpr std::array<uint8_t, 128> ascii_classes() {
+    std::array<uint8_t, 128> table{};
+    for (uint8_t c = 0; c < 128; ++c) {
+        if ((c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z')) table[c] = kLetter;
+        if (c >= '0' && c <= '9') table[c] = kNumber;
+        if (c == ' ' || (c >= 9 && c <= 13)) table[c] = kSpace;
+        for (const char p : std::string_view("!\"#%&'()*,-./:;?@[\\]{}"))
+            if (static_cast<char>(c) == p) table[c] = kPunctuation;
+    }
+    table['_'] = kConnector | kPunctuation;
+    return table;
+}
+inline constexpr std::array<uint8_t, 128> kAsciiClasses = ascii_classes();
 /// \w of Rust's regex: letters, marks, decimal and letter numbers, connectors and the joiners.
 [[nodiscard]] bool is_regex_word(uint32_t code);
 /// Python's str.isprintable for one code point.
@@ -43,5 +58,8 @@ inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
 /// Unicode normalisation forms; linear but for a sort of each run of combining marks.
 enum class NormalForm : uint8_t { kNfc, kNfd, kNfkc, kNfkd };
 [[nodiscard]] std::string normalize(std::string_view valid_utf8, NormalForm form);
+/// True only where valid UTF-8 is in form C: all its characters are of the ranges (most of what is written) of which none
+/// is changed by composing, combines with the one before, or moves past it. Some text in form C gives false.
+[[nodiscard]] bool is_surely_nfc(std::string_view valid_utf8);
 
 }  // namespace baton::text
