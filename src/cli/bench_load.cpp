@@ -5,13 +5,12 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <numeric>
 #include <random>
 
 namespace baton::cli {
 namespace {
 
-/// Words that are one token in most vocabularies.
+/// Words that are one token in most vocabularies (scripts/make_random_model.py has each of them).
 constexpr std::array<std::string_view, 64> kWords = {
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family",
     "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system", "program",
@@ -19,128 +18,120 @@ constexpr std::array<std::string_view, 64> kWords = {
     "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head",
     "house", "service", "friend", "father", "power", "hour", "game", "line", "end", "member", "law"};
 
-std::string words(std::mt19937_64& random, uint32_t count) {
-    std::string out;
-    for (uint32_t i = 0; i < count; ++i) {
-        if (!out.empty()) out += ' ';
-        out += kWords[random() % kWords.size()];
+/// Places in the text at which a generated prompt may begin: a power of two, so that an odd stride visits all.
+constexpr uint64_t kPlaces = 1u << 18;
+constexpr uint64_t kStride = 100'003;
+constexpr uint32_t kDefaultRequests = 100;
+constexpr double kArrivalsMax = 4e6;
+
+Expected<void> wrong(const std::string& text) { return fail(ErrorCode::kInvalidArgument, text); }
+
+}  // namespace
+
+Expected<LoadPlan> LoadPlan::make(const BenchServeOptions& o) {
+    LoadPlan plan;
+    plan.model_json_ = Json(o.model).dump(-1, ' ', false, Json::error_handler_t::replace);
+    plan.open_ = o.rate > 0 || o.interval_ms > 0;
+    plan.ids_ = o.token_ids > 0;
+    plan.warmup_ = o.warmup;
+    plan.input_tokens_ = o.input_tokens;
+    plan.output_tokens_ = o.output_tokens;
+    plan.background_input_ = o.background_input;
+    if (o.rate > 0 && o.interval_ms > 0) return fail(ErrorCode::kInvalidArgument, "either a rate or an interval");
+    for (const std::string& text : o.slos) {
+        double ttft = 0, itl = 0;
+        if (!parse_slo(text, ttft, itl)) return fail(ErrorCode::kInvalidArgument, "'" + text + "' is not TTFT:ITL in milliseconds");
     }
-    return out;
+    const uint64_t measured = o.requests > 0 ? o.requests : (o.duration_s > 0 ? UINT64_MAX - o.warmup : kDefaultRequests);
+    plan.size_ = measured + o.warmup;
+    if (plan.open_) plan.make_arrivals(o);
+    if (!o.dataset.empty()) BATON_TRY(plan.read_dataset(o.dataset));
+    plan.make_text(std::max(o.dataset.empty() ? o.input_tokens : 1, o.background > 0 ? o.background_input : 1), o.token_ids, o.seed);
+    if (o.dataset.empty()) {
+        plan.shared_ = static_cast<uint32_t>(std::lround(o.prefix_share * o.input_tokens));
+        plan.prefix_ = plan.piece(kPlaces / 3, plan.shared_);
+    }
+    return plan;
 }
 
-Expected<std::vector<PlannedRequest>> read_dataset(const BenchServeOptions& o) {
-    std::ifstream in(o.dataset);
-    if (!in) return fail(ErrorCode::kInvalidArgument, "cannot read " + o.dataset);
-    std::vector<PlannedRequest> all;
+void LoadPlan::make_arrivals(const BenchServeOptions& o) {
+    std::mt19937_64 random(o.seed + 1);
+    std::exponential_distribution<double> gap(o.rate > 0 ? o.rate : 1);
+    double at_s = 0;
+    while (due_us_.size() < size_ && static_cast<double>(due_us_.size()) < kArrivalsMax) {
+        const double zero_s = due_us_.size() > warmup_ ? static_cast<double>(due_us_[warmup_]) / 1e6 : at_s;
+        if (o.duration_s > 0 && due_us_.size() > warmup_ && at_s - zero_s >= o.duration_s) break;
+        due_us_.push_back(static_cast<int64_t>(at_s * 1e6));
+        at_s += o.rate > 0 ? gap(random) : o.interval_ms / 1000;
+    }
+    size_ = due_us_.size();
+    const int64_t zero_us = size_ > warmup_ ? due_us_[warmup_] : 0;
+    for (int64_t& due : due_us_) due -= zero_us;
+}
+
+Expected<void> LoadPlan::read_dataset(const std::string& path) {
+    std::ifstream in(path);
+    if (!in) return wrong("cannot read " + path);
     size_t number = 0;
     for (std::string line; std::getline(in, line);) {
         ++number;
         if (line.empty()) continue;
         const Json value = Json::parse(line, nullptr, false);
-        PlannedRequest request{"", o.output_tokens, 0};
-        if (value.is_string()) request.prompt = value.get<std::string>();
-        else if (value.is_object() && value.contains("prompt") && value["prompt"].is_string()) {
-            request.prompt = value["prompt"].get<std::string>();
+        Given request{"", output_tokens_};
+        const Json* prompt = &value;
+        if (value.is_object() && value.contains("prompt")) {
+            prompt = &value["prompt"];
             if (const auto n = value.find("output_tokens"); n != value.end() && n->is_number_unsigned()) request.output_tokens = n->get<uint32_t>();
-        } else {
-            return fail(ErrorCode::kInvalidArgument, o.dataset + " line " + std::to_string(number) + " is neither a string nor an object with a prompt");
         }
-        all.push_back(std::move(request));
+        if (!prompt->is_string()) return wrong(path + " line " + std::to_string(number) + " is neither a string nor an object with a prompt");
+        request.prompt = prompt->dump(-1, ' ', false, Json::error_handler_t::replace);
+        given_.push_back(std::move(request));
     }
-    if (all.empty()) return fail(ErrorCode::kInvalidArgument, o.dataset + " has no prompts");
-    std::vector<PlannedRequest> out;
-    for (uint32_t i = 0; i < o.requests; ++i) out.push_back(all[i % all.size()]);
+    return given_.empty() ? wrong(path + " has no prompts") : Expected<void>{};
+}
+
+void LoadPlan::make_text(uint32_t longest, uint32_t token_ids, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const uint64_t words = kPlaces + longest;
+    starts_.reserve(words + 1);
+    for (uint64_t i = 0; i < words; ++i) {
+        starts_.push_back(static_cast<uint32_t>(text_.size()));
+        if (token_ids > 0) text_ += std::to_string(random() % token_ids) + ',';
+        else (text_ += kWords[random() % kWords.size()]) += ' ';
+    }
+    starts_.push_back(static_cast<uint32_t>(text_.size()));
+}
+
+std::string LoadPlan::piece(uint64_t at, uint32_t words) const {
+    if (words == 0) return {};
+    const uint64_t first = at % kPlaces;
+    return text_.substr(starts_[first], starts_[first + words] - starts_[first] - 1);  // without the last separator
+}
+
+std::string LoadPlan::prompt(uint64_t i) const {
+    if (!given_.empty()) return given_[i % given_.size()].prompt;
+    std::string text = prefix_;
+    if (shared_ > 0 && shared_ < input_tokens_) text += ids_ ? ',' : ' ';
+    text += piece(i * kStride, input_tokens_ - shared_);
+    return ids_ ? '[' + text + ']' : '"' + text + '"';
+}
+
+std::string LoadPlan::body(uint64_t i) const {
+    return wrap(prompt(i), given_.empty() ? output_tokens_ : given_[i % given_.size()].output_tokens);
+}
+
+std::string LoadPlan::background_body(uint64_t i, uint32_t output_tokens) const {
+    const std::string text = piece((kPlaces - 1 - i) * kStride, background_input_);
+    return wrap(ids_ ? '[' + text + ']' : '"' + text + '"', output_tokens);
+}
+
+std::string LoadPlan::wrap(const std::string& prompt, uint32_t output_tokens) const {
+    std::string out;
+    out.reserve(prompt.size() + model_json_.size() + 160);
+    out.append("{\"model\":").append(model_json_).append(",\"prompt\":").append(prompt);
+    out.append(",\"max_tokens\":").append(std::to_string(output_tokens));
+    out.append(R"(,"stream":true,"temperature":0,"ignore_eos":true,"stream_options":{"include_usage":true}})");
     return out;
-}
-
-/// Value at a share of sorted values, by linear interpolation.
-double quantile(const std::vector<double>& sorted, double share) {
-    if (sorted.empty()) return 0;
-    const double at = share * static_cast<double>(sorted.size() - 1);
-    const auto low = static_cast<size_t>(at);
-    const size_t high = std::min(low + 1, sorted.size() - 1);
-    return sorted[low] + (sorted[high] - sorted[low]) * (at - static_cast<double>(low));
-}
-
-double rounded(double v) { return std::round(v * 1000.0) / 1000.0; }
-
-Json distribution_ms(std::vector<double> us) {
-    std::sort(us.begin(), us.end());
-    const double mean = us.empty() ? 0 : std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
-    return {{"mean", rounded(mean / 1000)}, {"p50", rounded(quantile(us, 0.5) / 1000)}, {"p99", rounded(quantile(us, 0.99) / 1000)}};
-}
-
-bool meets(const BenchServeOptions& o, const RequestResult& r) {
-    return (o.slo_ttft_ms <= 0 || static_cast<double>(r.ttft_us) <= o.slo_ttft_ms * 1000) &&
-           (o.slo_itl_ms <= 0 || r.tpot_us() <= o.slo_itl_ms * 1000);
-}
-
-}  // namespace
-
-Expected<std::vector<PlannedRequest>> plan_load(const BenchServeOptions& o) {
-    std::mt19937_64 random(o.seed);
-    std::vector<PlannedRequest> out;
-    if (!o.dataset.empty()) {
-        BATON_TRY_ASSIGN(out, read_dataset(o));
-    } else {
-        const auto shared = static_cast<uint32_t>(std::lround(o.prefix_share * o.input_tokens));
-        const std::string prefix = words(random, shared);
-        for (uint32_t i = 0; i < o.requests; ++i) {
-            std::string prompt = prefix;
-            if (shared > 0 && shared < o.input_tokens) prompt += ' ';
-            out.push_back({prompt + words(random, o.input_tokens - shared), o.output_tokens, 0});
-        }
-    }
-    if (o.rate <= 0) return out;
-    std::exponential_distribution<double> gap(o.rate);
-    double at = 0;
-    for (PlannedRequest& r : out) {
-        r.at_us = static_cast<int64_t>(at * 1e6);
-        at += gap(random);
-    }
-    return out;
-}
-
-Json summarise(const BenchServeOptions& o, const std::vector<RequestResult>& results, int64_t duration_us) {
-    std::vector<double> ttft, tpot, itl, e2e;
-    uint64_t input = 0, output = 0, good = 0, failed = 0;
-    std::string first_error;
-    for (const RequestResult& r : results) {
-        if (!r.ok) {
-            if (failed++ == 0) first_error = r.error;
-            continue;
-        }
-        ttft.push_back(static_cast<double>(r.ttft_us));
-        e2e.push_back(static_cast<double>(r.e2e_us));
-        if (r.output_tokens > 1) tpot.push_back(r.tpot_us());
-        for (const int64_t g : r.gaps_us) itl.push_back(static_cast<double>(g));
-        input += r.input_tokens;
-        output += r.output_tokens;
-        good += meets(o, r) ? 1 : 0;
-    }
-    const double seconds = static_cast<double>(std::max<int64_t>(duration_us, 1)) / 1e6;
-    const auto done = static_cast<double>(results.size() - failed);
-    Json out{{"model", o.model}, {"requests", results.size()}, {"failed", failed}, {"rate", o.rate}, {"concurrency", o.concurrency},
-             {"duration_s", rounded(seconds)}, {"input_tokens", input}, {"output_tokens", output},
-             {"requests_per_s", rounded(done / seconds)}, {"input_tok_per_s", rounded(static_cast<double>(input) / seconds)},
-             {"output_tok_per_s", rounded(static_cast<double>(output) / seconds)},
-             {"goodput_per_s", rounded(static_cast<double>(good) / seconds)},
-             {"goodput_share", results.empty() ? 0.0 : rounded(static_cast<double>(good) / static_cast<double>(results.size()))},
-             {"slo_ttft_ms", o.slo_ttft_ms}, {"slo_itl_ms", o.slo_itl_ms},
-             {"ttft_ms", distribution_ms(std::move(ttft))}, {"tpot_ms", distribution_ms(std::move(tpot))},
-             {"itl_ms", distribution_ms(std::move(itl))}, {"e2e_ms", distribution_ms(std::move(e2e))}};
-    if (failed > 0) out["first_error"] = first_error;
-    return out;
-}
-
-void print_summary(const Json& s) {
-    for (const char* key : {"requests", "failed", "duration_s", "input_tokens", "output_tokens", "requests_per_s", "input_tok_per_s",
-                            "output_tok_per_s", "goodput_per_s", "goodput_share"})
-        std::printf("%-18s %s\n", key, s[key].dump().c_str());
-    std::vector<std::vector<std::string>> rows{{"MS", "MEAN", "P50", "P99"}};
-    for (const char* key : {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"})
-        rows.push_back({std::string(key).substr(0, 4), s[key]["mean"].dump(), s[key]["p50"].dump(), s[key]["p99"].dump()});
-    print_table(rows);
 }
 
 }  // namespace baton::cli

@@ -1,22 +1,21 @@
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
-#include <mutex>
 #include <thread>
 
 #include "baton/base/clock.hpp"
 #include "cli/bench_load.hpp"
+#include "cli/bench_serve_loop.hpp"
 
-/// `baton bench serve`: sends a planned load from one thread a request in flight and measures from outside.
+/// `baton bench serve`: sends a planned load from a few threads over many connections and measures from outside.
 namespace baton::cli {
 namespace {
 
 constexpr uint32_t kClosedConcurrency = 8;
-constexpr uint32_t kOpenConcurrencyMax = 512;
+constexpr uint32_t kThreadsMax = 8;
+constexpr double kBusyShare = 0.8;
 
 /// The only model the server has, or none.
 std::string only_model(const BenchServeOptions& o) {
@@ -29,101 +28,80 @@ std::string only_model(const BenchServeOptions& o) {
     return {};
 }
 
-/// Sends one request and times its events. `due_us` is when it should have started: waiting for a free thread counts.
-RequestResult send_one(http::Client& client, const BenchServeOptions& o, const PlannedRequest& plan, int64_t due_us) {
-    RequestResult r;
-    const Json body{{"model", o.model}, {"prompt", plan.prompt}, {"max_tokens", plan.output_tokens}, {"stream", true},
-                    {"temperature", 0}, {"ignore_eos", true}, {"stream_options", {{"include_usage", true}}}};
-    int64_t last_us = 0;
-    uint64_t events = 0;
-    const auto answer = client.stream("/v1/completions", body.dump(-1, ' ', false, Json::error_handler_t::replace), [&](std::string_view data) {
-        const int64_t now = steady_now_us();
-        if (data == "[DONE]") return true;
-        const Json event = Json::parse(data, nullptr, false);
-        if (!event.is_object()) return true;
-        if (const auto error = event.find("error"); error != event.end() && !error->is_null()) {
-            r.error = error->is_object() ? text_of(*error, "message") : error->dump();
-            return false;
-        }
-        if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
-            r.input_tokens = usage->value("prompt_tokens", uint64_t{0});
-            r.output_tokens = usage->value("completion_tokens", uint64_t{0});
-        }
-        const auto choices = event.find("choices");
-        if (choices == event.end() || !choices->is_array() || choices->empty() || (*choices)[0].value("text", "").empty()) return true;
-        if (events++ == 0) r.ttft_us = now - due_us;
-        else r.gaps_us.push_back(now - last_us);
-        last_us = now;
-        return true;
-    });
-    r.e2e_us = (last_us > 0 ? last_us : steady_now_us()) - due_us;
-    if (r.output_tokens == 0) r.output_tokens = events;
-    if (!answer) r.error = r.error.empty() ? answer.error().message : r.error;
-    else if (answer->status != 200) r.error = "status " + std::to_string(answer->status) + ": " + answer->body.substr(0, 200);
-    else if (events == 0 && r.error.empty()) r.error = "no token came";
-    r.ok = r.error.empty();
-    return r;
+/// A connection each for thousands of requests in flight, as far as the system allows.
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-void show_progress(size_t done, size_t all, int64_t start_us) {
-    constexpr size_t kWidth = 40;
-    const size_t full = all == 0 ? kWidth : done * kWidth / all;
-    std::fprintf(stderr, "\r[%s%s] %zu/%zu %.1f s ", std::string(full, '#').c_str(), std::string(kWidth - full, '.').c_str(), done, all,
-                 static_cast<double>(steady_now_us() - start_us) / 1e6);
-    if (done == all) std::fprintf(stderr, "\n");
+void show_progress(uint64_t done, uint64_t all, int64_t start_us, bool last) {
+    constexpr uint64_t kWidth = 40;
+    const double seconds = static_cast<double>(steady_now_us() - start_us) / 1e6;
+    if (all > 1'000'000'000) {  // only the duration bounds it
+        std::fprintf(stderr, "\r%llu requests %.1f s ", static_cast<unsigned long long>(done), seconds);
+    } else {
+        const auto full = static_cast<size_t>(all == 0 ? kWidth : std::min(kWidth, done * kWidth / all));
+        std::fprintf(stderr, "\r[%s%s] %llu/%llu %.1f s ", std::string(full, '#').c_str(), std::string(kWidth - full, '.').c_str(),
+                     static_cast<unsigned long long>(done), static_cast<unsigned long long>(all), seconds);
+    }
+    if (last) std::fprintf(stderr, "\n");
     std::fflush(stderr);
 }
 
-/// Runs the plan on as many threads as may be in flight; each takes the next request when it is due.
-class Load {
-  public:
-    Load(const BenchServeOptions& o, std::vector<PlannedRequest> plan) : o_(o), plan_(std::move(plan)), results_(plan_.size()) {}
+uint32_t threads_for(const BenchServeOptions& o) {
+    if (o.threads > 0) return o.threads;
+    const uint32_t quarter = std::clamp(std::thread::hardware_concurrency() / 4, 1u, kThreadsMax);
+    return o.concurrency > 0 ? std::min(quarter, o.concurrency + o.background) : quarter;
+}
 
-    int64_t run(uint32_t threads) {
-        const bool show = ::isatty(STDERR_FILENO) == 1;
-        start_us_ = steady_now_us();
-        std::vector<std::thread> pool;
-        for (uint32_t i = 0; i < threads; ++i) pool.emplace_back([this] { work(); });
-        {
-            std::unique_lock lock(mutex_);
-            while (done_ < plan_.size()) {
-                changed_.wait_for(lock, std::chrono::milliseconds(100));
-                if (show) show_progress(done_, plan_.size(), start_us_);
-            }
+/// What all loops measured, once they are over.
+LoadOutcome gather(SharedLoad& shared, const BenchServeOptions& o) {
+    LoadOutcome out;
+    const int64_t zero_us = shared.zero_us;
+    int64_t end_us = zero_us;
+    for (const auto& loop : shared.loops) end_us = std::max(end_us, loop->last_end_us);
+    out.windowed = o.duration_s > 0 && !shared.plan.open();
+    out.window_s = o.duration_s > 0 ? o.duration_s : static_cast<double>(end_us - zero_us) / 1e6;
+    out.in_flight_max = shared.in_flight_max();
+    out.threads = static_cast<uint32_t>(shared.loops.size());
+    for (const auto& loop : shared.loops) {
+        std::move(loop->results.begin(), loop->results.end(), std::back_inserter(out.results));
+        out.event_lag_us.insert(out.event_lag_us.end(), loop->event_lag_us.begin(), loop->event_lag_us.end());
+        for (const LoadLoop::Gap& gap : loop->background_gaps) {
+            if (gap.at_us >= zero_us && gap.at_us < end_us) out.background_gaps_us.push_back(gap.gap_us);
+            else if (gap.at_us < zero_us) out.background_quiet_gaps_us.push_back(gap.gap_us);
         }
-        for (std::thread& t : pool) t.join();
-        return steady_now_us() - start_us_;
+        out.window_requests += loop->window_requests;
+        out.window_input_tokens += loop->window_input_tokens;
+        out.window_events += loop->window_events;
+        out.cpu_s += loop->cpu_s;
+        out.busiest_cpu = std::max(out.busiest_cpu, loop->cpu_share);
+        if (loop->background_failed > 0 && out.background_failed == 0) out.background_error = loop->background_error;
+        out.background_failed += loop->background_failed;
     }
-    [[nodiscard]] const std::vector<RequestResult>& results() const { return results_; }
+    return out;
+}
 
-  private:
-    void work() {
-        http::ClientOptions options;
-        options.base_url = o_.url;
-        options.api_key = o_.api_key;
-        auto client = http::Client::create(options);
-        for (size_t i = next_++; i < plan_.size(); i = next_++) {
-            int64_t due_us = steady_now_us();
-            if (o_.rate > 0) {
-                due_us = start_us_ + plan_[i].at_us;
-                std::this_thread::sleep_for(std::chrono::microseconds(std::max<int64_t>(0, due_us - steady_now_us())));
-            }
-            if (client) results_[i] = send_one(**client, o_, plan_[i], due_us);
-            else results_[i].error = client.error().message;
-            const std::lock_guard lock(mutex_);
-            if (++done_ == plan_.size()) changed_.notify_all();
-        }
+Expected<LoadOutcome> run_load(const BenchServeOptions& o, const LoadPlan& plan) {
+    BATON_TRY_ASSIGN(LoadTarget target, LoadTarget::resolve(o.url, o.api_key));
+    raise_descriptor_limit();
+    SharedLoad shared(o, plan, std::move(target));
+    const uint32_t count = threads_for(o);
+    for (uint32_t i = 0; i < count; ++i) shared.loops.push_back(std::make_unique<LoadLoop>(shared, i, count));
+    const int64_t start_us = steady_now_us();
+    if (o.background == 0 && plan.open()) shared.zero_us = start_us + (plan.size() > 0 ? -plan.due_us().front() : 0);
+    std::vector<std::thread> threads;
+    for (const auto& loop : shared.loops) threads.emplace_back([&loop] { loop->run(); });
+    const bool show = ::isatty(STDERR_FILENO) == 1;
+    while (!shared.wait_finished_ms(100)) {
+        if (show) show_progress(shared.done, plan.size(), start_us, false);
     }
-
-    const BenchServeOptions& o_;
-    const std::vector<PlannedRequest> plan_;
-    std::vector<RequestResult> results_;  // each written by one thread, read after all were joined
-    std::atomic<size_t> next_{0};
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    size_t done_ = 0;
-    int64_t start_us_ = 0;
-};
+    for (std::thread& t : threads) t.join();
+    if (show) show_progress(shared.done, plan.size(), start_us, true);
+    return gather(shared, o);
+}
 
 }  // namespace
 
@@ -131,18 +109,21 @@ int run_bench_serve(const BenchServeOptions& given) {
     BenchServeOptions o = given;
     if (o.model.empty()) o.model = only_model(o);
     if (o.model.empty()) return kFailed;
-    auto plan = plan_load(o);
+    const auto plan = LoadPlan::make(o);
     if (!plan) {
         complain(plan.error().message);
         return kUsage;
     }
-    if (o.concurrency == 0) o.concurrency = o.rate > 0 ? kOpenConcurrencyMax : kClosedConcurrency;
-    const auto threads = static_cast<uint32_t>(std::min<size_t>(o.concurrency, plan->size()));
-    Load load(o, std::move(*plan));
-    const int64_t duration_us = load.run(threads);
-    const Json summary = summarise(o, load.results(), duration_us);
+    if (o.concurrency == 0 && !plan->open()) o.concurrency = kClosedConcurrency;
+    auto outcome = run_load(o, *plan);
+    if (!outcome) {
+        complain(outcome.error().message);
+        return kFailed;
+    }
+    const Json summary = summarise(o, std::move(*outcome));
     if (o.json) std::printf("%s\n", summary.dump().c_str());
     else print_summary(summary);
+    if (summary["client"]["busiest_cpu"].get<double>() > kBusyShare) complain("the client was busy: its figures may be worse than the server's");
     if (summary["failed"].get<uint64_t>() == 0) return kDone;
     complain(summary["failed"].dump() + " requests failed; the first: " + text_of(summary, "first_error"));
     return kFailed;

@@ -11,20 +11,32 @@ struct BenchServeOptions {
     std::string url = "http://127.0.0.1:9997";
     std::string model;              ///< uid; "" the only one the server has
     std::string api_key;
-    uint32_t requests = 100;
+    uint32_t requests = 0;          ///< measured ones; 0: 100, or as many as start within `duration_s`
+    double duration_s = 0;          ///< no request starts later than that after the first measured one; 0: `requests` decides
+    double drain_s = 600;           ///< what still runs that long after `duration_s` is given up and counts as unfinished
+    uint32_t warmup = 0;            ///< requests sent ahead of the measured ones, in the same way
     double rate = 0;                ///< requests a second, Poisson arrivals (open loop); 0: `concurrency` decides
-    uint32_t concurrency = 0;       ///< requests in flight; 0: 8 in the closed loop, at most 512 in the open one
-    uint32_t input_tokens = 128;    ///< about that many a prompt
+    double interval_ms = 0;         ///< open loop with equal gaps instead; 0: `rate` decides
+    uint32_t concurrency = 0;       ///< requests in flight; 0: 8 in the closed loop, unlimited in the open one
+    uint32_t input_tokens = 128;    ///< words (or token ids) of a prompt
     uint32_t output_tokens = 64;
+    uint32_t token_ids = 0;         ///< prompts are random token ids below that; 0: words
     double prefix_share = 0;        ///< 0…1: the part of each prompt that all share
     double slo_ttft_ms = 0;         ///< goodput limits; 0: none
     double slo_itl_ms = 0;
+    std::vector<std::string> slos;  ///< further pairs of limits, "TTFT:ITL"
+    uint32_t background = 0;        ///< streams kept running while the requests are measured
+    uint32_t background_input = 512;
+    uint32_t background_output = 600;
+    double settle_s = 0.5;          ///< from the last background stream's first token to the first request
+    uint32_t threads = 0;           ///< of the client; 0: a quarter of the cores, 1 to 8
     uint64_t seed = 0;
     bool json = false;              ///< print the result as JSON on stdout
     std::string dataset;            ///< file of prompts, one JSON string or {"prompt", "output_tokens"} a line; "" generated
 };
-/// Runs the load and prints TTFT, TPOT, ITL and E2E (mean, p50, p99), tokens a second and goodput. Returns the exit code:
-/// 1 where a request failed.
+/// Runs the load and prints TTFT, TPOT, ITL and E2E (mean, p50, p90, p99, max), requests and tokens a second, goodput, the
+/// background streams' ITL apart, and how busy the client was. TTFT counts from when a request was due. Returns the exit
+/// code: 1 where a request failed.
 int run_bench_serve(const BenchServeOptions& options);
 
 /// Prefill and decode speed of one replica without HTTP or hand-off.
