@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "baton/base/check.hpp"
 #include "baton/base/log.hpp"
 #include "xavier/page_copy.hpp"
 
@@ -13,8 +14,8 @@ constexpr uint64_t kSlowBytesPerMs = 500'000;
 constexpr int64_t kGraceMs = 1'000;
 constexpr int64_t kPollUs = 15;
 constexpr int64_t kPairPollUs = 1'000;
-
-TimeMs move_deadline(TimeMs now, uint64_t bytes) { return now + 2 * static_cast<int64_t>(bytes / kSlowBytesPerMs) + kGraceMs; }
+/// A launched extent is looked at without sleeping for that long: the largest takes about this.
+constexpr int64_t kSpinUs = 300;
 
 }  // namespace
 
@@ -65,12 +66,11 @@ void Channels::fail(Channel& c, std::string_view reason, bool tell, TimeMs now) 
     if (tell && c.device != nullptr) c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kFailed, {}, std::string(reason)});
     c.device.reset();
     c.told_ready = c.peer_ready = false;
-    for (Buffer& b : c.buffers) {
+    for (const Buffer& b : c.buffers)
         if (!c.sender && (b.state == Buffer::State::kMoving || b.state == Buffer::State::kMoved)) puller_.lose_channel(b.pull);
-        b = {};
-    }
-    for (const wire::ChannelExtent& m : c.offered) puller_.lose_channel(m.pull);
-    c.offered.clear();
+    c.buffers.clear();
+    c.proven.clear();
+    c.numbers = c.granted = c.moving_bytes = 0;
     c.next_try = now + c.retry_ms;
     c.retry_ms = std::min(c.retry_ms * 2, kRetryMsMax);
 }
@@ -112,58 +112,69 @@ Channels::Buffer* Channels::find_buffer(Channel& c, Buffer::State state, uint64_
     return nullptr;
 }
 
-/// Receiver. Taken in the order of arrival, which is that of the sender's numbers.
-void Channels::on(Channel& c, const wire::ChannelExtent& m, TimeMs now) {
-    if (c.sender || m.attempt != c.attempt) return;
-    if (!c.usable() || m.number != c.numbers + 1 || c.offered.size() >= c.buffers.size() || m.bytes > c.device->buffer_bytes())
-        return fail(c, "protocol", true, now);
-    c.numbers = m.number;
-    if (!puller_.accept_channel(c.peer, m, now)) {
-        c.link->send(wire::ChannelGo{c.attempt, m.number, false});
-        return;
-    }
-    c.offered.push_back(m);
-    receive_next(c, now);
+/// Both ends give what was launched a time to be over, behind what was launched before.
+void Channels::moving(Channel& c, Buffer& b, TimeMs now) {
+    b.state = Buffer::State::kMoving;
+    c.moving_bytes += b.bytes;
+    c.launched_us = steady_now_us();
+    b.deadline = now + 2 * static_cast<int64_t>(c.moving_bytes / kSlowBytesPerMs) + kGraceMs;
 }
 
-/// Receiver. The receive is launched with the word that lets the sender launch: neither waits for a peer that is busy.
-bool Channels::receive_next(Channel& c, TimeMs now) {
-    if (c.offered.empty()) return false;
-    for (uint32_t i = 0; i < c.buffers.size(); ++i) {
-        Buffer& b = c.buffers[i];
-        if (b.state != Buffer::State::kFree || !own_.settled(b.ticket)) continue;
-        const wire::ChannelExtent m = c.offered.front();
-        c.offered.pop_front();
-        b = {};
-        b.state = Buffer::State::kMoving;
-        b.number = m.number;
-        b.bytes = m.bytes;
-        b.pull = m.pull;
-        b.extent = {m.first_layer, m.layers, m.first_index, m.indices};
-        b.deadline = move_deadline(now, m.bytes);
-        if (const auto received = c.device->receive(i, m.bytes); !received) {
-            fail(c, received.error().message, true, now);
-            return true;
-        }
-        c.link->send(wire::ChannelGo{c.attempt, m.number, true});
-        return true;
-    }
-    return false;
+/// Receiver. The sender launches, so the receive is launched too, even where the pull is over: then nobody reads the buffer.
+void Channels::on(Channel& c, const wire::ChannelExtent& m, TimeMs now) {
+    if (c.sender || m.attempt != c.attempt) return;
+    if (!c.usable() || m.number != c.numbers + 1 || m.number > c.granted || m.bytes == 0 || m.bytes > c.device->buffer_bytes())
+        return fail(c, "protocol", true, now);
+    c.numbers = m.number;
+    const auto free = std::find_if(c.buffers.begin(), c.buffers.end(), [&](const Buffer& b) {
+        return b.state == Buffer::State::kFree && own_.settled(b.ticket);
+    });
+    BATON_CHECK(free != c.buffers.end());  // granted
+    const bool wanted = puller_.accept_channel(c.peer, m, now);
+    *free = {};
+    free->number = m.number;
+    free->bytes = m.bytes;
+    free->pull = wanted ? m.pull : 0;
+    free->extent = {m.first_layer, m.layers, m.first_index, m.indices};
+    moving(c, *free, now);
+    const auto received = c.device->receive(static_cast<uint32_t>(free - c.buffers.begin()), m.bytes);
+    if (!received) fail(c, received.error().message, true, now);
+}
+
+bool Channels::grant(Channel& c) {
+    const auto free = std::count_if(c.buffers.begin(), c.buffers.end(), [&](const Buffer& b) {
+        return b.state == Buffer::State::kFree && own_.settled(b.ticket);
+    });
+    const uint64_t number = c.numbers + static_cast<uint64_t>(free);
+    if (number <= c.granted) return false;
+    c.granted = number;
+    c.link->send(wire::ChannelGo{c.attempt, number});
+    return true;
 }
 
 /// Sender.
 void Channels::on(Channel& c, const wire::ChannelGo& m, TimeMs now) {
     if (!c.sender || m.attempt != c.attempt) return;
-    Buffer* b = find_buffer(c, Buffer::State::kOffered, m.number);
-    if (b == nullptr) return fail(c, "protocol", true, now);
-    if (!m.take) {
-        *b = {};
-        return;
+    if (m.number <= c.granted || m.number > c.numbers + backend::DeviceLink::kBuffersMax) return fail(c, "protocol", true, now);
+    c.granted = m.number;
+    launch(c, now);
+}
+
+/// The announcement leaves with the launch: the receiver has agreed before, and waits for nothing that is not on its way.
+bool Channels::launch(Channel& c, TimeMs now) {
+    bool launched = false;
+    while (c.usable() && !c.proven.empty() && c.numbers < c.granted) {
+        const uint32_t index = c.proven.front();
+        c.proven.pop_front();
+        Buffer& b = c.buffers[index];
+        b.number = ++c.numbers;
+        moving(c, b, now);
+        c.link->send(wire::ChannelExtent{c.attempt, b.number, b.pull, b.extent.first_layer, b.extent.layers, b.extent.first_index,
+                                         b.extent.indices, b.bytes});
+        launched = true;
+        if (const auto sent = c.device->send(index, b.bytes); !sent) fail(c, sent.error().message, true, now);
     }
-    b->state = Buffer::State::kMoving;
-    b->deadline = move_deadline(now, b->bytes);
-    const auto index = static_cast<uint32_t>(b - c.buffers.data());
-    if (const auto sent = c.device->send(index, b->bytes); !sent) fail(c, sent.error().message, true, now);
+    return launched;
 }
 
 /// Receiver.
@@ -196,15 +207,16 @@ bool Channels::step_one(Channel& c, TimeMs now) {
     if (state == State::kPairing) return false;
     if (!c.told_ready) {
         c.told_ready = true;
-        c.numbers = 0;
+        c.buffers.assign(std::min(c.device->buffers(), backend::DeviceLink::kBuffersMax), {});
         c.retry_ms = kRetryMs;
         c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kReady, {}, ""});
         log::info("xavier.channel_ready", {{"peer", c.peer.replica.value - 1}, {"attempt", c.attempt}});
         return true;
     }
     bool worked = false;
-    for (uint32_t i = 0; i < c.buffers.size() && c.device != nullptr; ++i) worked = step_buffer(c, i, now) || worked;
-    return (c.device != nullptr && receive_next(c, now)) || worked;
+    for (uint32_t i = 0; i < c.buffers.size(); ++i) worked = step_buffer(c, i, now) || worked;
+    if (c.device == nullptr) return worked;
+    return (c.sender ? launch(c, now) : grant(c)) || worked;
 }
 
 bool Channels::step_buffer(Channel& c, uint32_t index, TimeMs now) {
@@ -220,6 +232,7 @@ bool Channels::step_buffer(Channel& c, uint32_t index, TimeMs now) {
             return true;
         }
         if (!*done) return false;
+        c.moving_bytes -= b.bytes;
         if (c.sender) {
             c.link->send(wire::ChannelSent{c.attempt, b.number});
             b = {};
@@ -242,9 +255,9 @@ int64_t Channels::poll_us() const {
     for (const auto& [key, c] : channels_) {
         if (c.device == nullptr) continue;
         if (!c.told_ready) us = std::min(us, kPairPollUs);
-        for (const Buffer& b : c.buffers)
-            if (b.state == Buffer::State::kMoving) us = std::min(us, kPollUs);
-        if (!c.offered.empty()) us = std::min(us, kPollUs);
+        else if (c.moving_bytes > 0) us = std::min(us, steady_now_us() - c.launched_us < kSpinUs ? 0 : kPollUs);
+        // A receiver's buffer becomes free when its pages are written.
+        else if (!c.sender && c.granted < c.numbers + c.buffers.size()) us = std::min(us, kPollUs);
     }
     return us;
 }
@@ -289,21 +302,23 @@ Expected<uint64_t> Channels::gather(const wire::ReplicaTarget& peer, uint32_t bu
     return c->device->gather(buffer, copy);
 }
 
-void Channels::offer(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& e, uint64_t bytes, TimeMs now) {
+void Channels::send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now) {
     Channel* c = find(peer);
     if (c == nullptr || !c->usable()) return;
     Buffer& b = c->buffers[buffer];
     b = {};
-    b.state = Buffer::State::kOffered;
-    b.number = ++c->numbers;
+    b.state = Buffer::State::kProven;
     b.bytes = bytes;
+    b.pull = pull;
+    b.extent = extent;
     b.deadline = now + kAgreeMs;
-    c->link->send(wire::ChannelExtent{c->attempt, b.number, pull, e.first_layer, e.layers, e.first_index, e.indices, bytes});
+    c->proven.push_back(buffer);
+    launch(*c, now);
 }
 
 void Channels::give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket) {
     Channel* c = find(peer);
-    if (c == nullptr || c->buffers[buffer].state != Buffer::State::kTaken) return;
+    if (c == nullptr || buffer >= c->buffers.size() || c->buffers[buffer].state != Buffer::State::kTaken) return;
     c->buffers[buffer] = {};
     c->buffers[buffer].ticket = ticket;
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -9,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "baton/backend/device_pool.hpp"
 #include "baton/base/clock.hpp"
@@ -20,11 +20,11 @@
 
 namespace baton::xavier {
 
-/// The channels of the mover `nccl`, one a linked pair: pairing, agreement on each extent before either side launches it,
-/// deadlines, and pairing again after a failure. Transfer thread only.
+/// The channels of the mover `nccl`, one a linked pair: pairing, the receiver's word for each extent before either side
+/// launches it, deadlines, and pairing again after a failure. Transfer thread only.
 class Channels {
   public:
-    /// How long a sender waits for the receiver's word, and a receiver for a buffer.
+    /// How long a proven extent waits for the receiver's word.
     static constexpr int64_t kAgreeMs = 5'000;
     static constexpr int64_t kRetryMs = 1'000, kRetryMsMax = 30'000;
     static constexpr int64_t kNoPoll = INT64_MAX;
@@ -53,19 +53,19 @@ class Channels {
     [[nodiscard]] std::optional<uint32_t> take(const wire::ReplicaTarget& peer);
     /// Copies pages into a taken buffer; a ticket of the pool's.
     Expected<uint64_t> gather(const wire::ReplicaTarget& peer, uint32_t buffer, const backend::PageCopy& copy);
-    /// Offers what was gathered; the buffer is the channel's again.
-    void offer(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now);
+    /// Sends what was gathered, once the receiver has a buffer for it; the buffer is the channel's again.
+    void send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now);
     /// Gives a taken buffer back unused; it is taken again once the ticket's work is done.
     void give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket);
 
   private:
     struct Buffer {
         enum class State : uint8_t {
-            kFree,     ///< once `ticket` is settled
-            kTaken,    ///< sender: being gathered
-            kOffered,  ///< sender: waits for the receiver's word
-            kMoving,   ///< NCCL has it
-            kMoved,    ///< receiver: waits for the sender's word
+            kFree,    ///< once `ticket` is settled
+            kTaken,   ///< sender: being gathered
+            kProven,  ///< sender: waits for the receiver's word
+            kMoving,  ///< NCCL has it
+            kMoved,   ///< receiver: waits for the sender's word
         };
         State state = State::kFree;
         uint64_t number = 0;
@@ -84,8 +84,11 @@ class Channels {
         std::unique_ptr<backend::DeviceLink> device;
         bool told_ready = false, peer_ready = false;
         uint64_t numbers = 0;  ///< used so far
-        std::array<Buffer, backend::DeviceLink::kBuffers> buffers;
-        std::deque<wire::ChannelExtent> offered{};  ///< receiver: accepted, waiting for a buffer
+        uint64_t granted = 0;  ///< the receiver has buffers for extents up to this number
+        std::vector<Buffer> buffers{};
+        std::deque<uint32_t> proven{};  ///< sender: buffers to send, in order
+        uint64_t moving_bytes = 0;      ///< launched and not over
+        int64_t launched_us = 0;        ///< the last of them
         TimeMs next_try{};
         int64_t retry_ms = kRetryMs;
         [[nodiscard]] bool usable() const { return device != nullptr && told_ready && peer_ready; }
@@ -97,7 +100,11 @@ class Channels {
     void fail(Channel& c, std::string_view reason, bool tell, TimeMs now);
     bool step_one(Channel& c, TimeMs now);
     bool step_buffer(Channel& c, uint32_t index, TimeMs now);
-    bool receive_next(Channel& c, TimeMs now);
+    /// Receiver: tells of buffers that became free. True when there were some.
+    bool grant(Channel& c);
+    /// Sender: launches what is proven and has a buffer on the other side. True when there was some.
+    bool launch(Channel& c, TimeMs now);
+    void moving(Channel& c, Buffer& b, TimeMs now);
     void on(Channel& c, const wire::ChannelPair& m, TimeMs now);
     void on(Channel& c, const wire::ChannelExtent& m, TimeMs now);
     void on(Channel& c, const wire::ChannelGo& m, TimeMs now);

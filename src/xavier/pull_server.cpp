@@ -14,6 +14,8 @@ namespace {
 
 /// Sleep between looks at the words, or the copies, of a device.
 constexpr int64_t kPollUs = 20;
+/// A queued copy is looked at without sleeping for that long.
+constexpr int64_t kSpinUs = 150;
 /// A channel moves large extents well and small ones badly.
 constexpr uint64_t kChannelCoalesceBytes = 16u * 1024 * 1024;
 /// How often a full link is looked at again; it tells nobody when it has drained.
@@ -61,8 +63,12 @@ void PullServer::request(const wire::ReplicaTarget& peer, wire::PullRequest requ
 }
 
 void PullServer::drop(const wire::ReplicaTarget& peer) {
-    for (Serving& s : serving_)
-        if (s.peer == peer) let_go(s);
+    for (Serving& s : serving_) {
+        if (s.peer != peer) continue;
+        const uint64_t all = s.blocks.size() * own_.layout().block_bytes();
+        log::info("xavier.serve_lost", {{"pull", s.request.pull}, {"peer", peer.replica.value - 1}, {"left", s.left_bytes}, {"of", all}});
+        let_go(s);
+    }
     serving_.remove_if([&](const Serving& s) { return s.peer == peer; });
 }
 
@@ -85,6 +91,9 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
     const uint64_t channel = channels_.usable(s.peer);
     if (s.attempt != 0 && s.attempt != channel) return end_failed(s);  // what was under way there is lost
     if (!s.gathering.empty() && own_.settled(s.gathering.front().ticket)) return send_gathered(s, now);
+    if (s.cursor.done()) return Step::kIdle;  // all of it is being gathered
+    if (faults_.stall && s.left_bytes > 0) return Step::kIdle;
+    if (faults_.pace_us > 0 && steady_now_us() < s.paced_until_us) return Step::kIdle;
     s.blocked = s.link->queued_bytes() >= kQueuedBytesHigh;
     if (s.blocked) {
         return now - s.last_progress <= limits::kTransferTimeoutMs ? Step::kIdle : end_failed(s);
@@ -103,7 +112,8 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
         s.last_progress = now;  // it is the computing that is awaited, not the link
         return Step::kIdle;
     }
-    const uint64_t bytes_max = channel != 0 ? channels_.extent_bytes_max(s.peer) : kExtentBytesMax;
+    uint64_t bytes_max = channel != 0 ? channels_.extent_bytes_max(s.peer) : kExtentBytesMax;
+    if (faults_.pace_us > 0) bytes_max = std::min(bytes_max, std::max(kCopySliceBytes, pair));
     const auto extent = s.cursor.next(ready, std::max<uint64_t>(bytes_max / pair, 1));
     if (!extent) {
         s.last_progress = now;
@@ -128,7 +138,9 @@ PullServer::Step PullServer::send_extent(Serving& s, const Extent& e, TimeMs now
     if (!valid) return end_failed(s);
     s.cursor.advance(e);
     s.last_progress = now;
+    if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
     const bool last = s.cursor.done();
+    s.left_bytes += bytes.size();
     send(s, e, std::move(bytes), last);
     left(last);
     return last ? Step::kEnded : Step::kSent;
@@ -156,13 +168,14 @@ PullServer::Step PullServer::start_gathering(Serving& s, const Extent& e, TimeMs
     }
     s.cursor.advance(e);
     s.last_progress = now;
+    if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
     s.gathering.push_back({e, false, *buffer, *ticket, s.cursor.done()});
+    s.gathered_us = steady_now_us();
     return Step::kSent;
 }
 
-/// One extent is gathered while the one before travels.
+/// Extents are gathered while those before travel.
 PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, TimeMs now) {
-    if (s.gathering.size() >= kGatheringMax) return Step::kIdle;
     const auto buffer = channels_.take(s.peer);
     if (!buffer) return Step::kIdle;
     const auto blocks = std::span(s.blocks).subspan(e.first_index, e.indices);
@@ -175,7 +188,9 @@ PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, TimeMs n
     s.attempt = channels_.usable(s.peer);
     s.cursor.advance(e);
     s.last_progress = now;
+    if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
     s.gathering.push_back({e, true, *buffer, *ticket, s.cursor.done()});
+    s.gathered_us = steady_now_us();
     return Step::kSent;
 }
 
@@ -187,13 +202,14 @@ PullServer::Step PullServer::send_gathered(Serving& s, TimeMs now) {
     if (own_.lost() || !own_.file().still_valid(s.offer.slot, s.offer.offer, blocks, generations)) return end_failed(s);
     const uint64_t bytes = g.extent.pairs() * pair_bytes(own_.layout());
     if (g.channel) {
-        channels_.offer(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, bytes, now);
+        channels_.send(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, bytes, now);
     } else {
         const std::span<const std::byte> from = buffers_.at(g.buffer).first(bytes);
         send(s, g.extent, std::vector<std::byte>(from.begin(), from.end()), g.last);
         buffers_.give(g.buffer, g.ticket);
     }
     s.gathering.pop_front();
+    s.left_bytes += bytes;
     s.last_progress = now;
     left(g.last);
     return g.last ? Step::kEnded : Step::kSent;
@@ -218,7 +234,13 @@ void PullServer::let_go(Serving& s) {
     s.gathering.clear();
 }
 
-int64_t PullServer::poll_us() const { return own_.device() != nullptr && !serving_.empty() ? kPollUs : kNoPoll; }
+int64_t PullServer::poll_us() const {
+    if (own_.device() == nullptr && faults_.pace_us == 0) return kNoPoll;
+    const int64_t now_us = steady_now_us();
+    for (const Serving& s : serving_)
+        if (!s.gathering.empty() && now_us - s.gathered_us < kSpinUs) return 0;
+    return serving_.empty() ? kNoPoll : kPollUs;
+}
 
 void PullServer::add_doorbells(std::vector<WaitWord>& words) const {
     if (!serving_.empty()) words.push_back({own_.file().doorbell(), read_doorbell(own_.file().doorbell())});

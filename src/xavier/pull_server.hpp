@@ -61,9 +61,13 @@ class PullServer {
         TimeMs not_before;
         TimeMs last_progress;
         bool blocked = false;  ///< the link's queue is full
+        uint64_t left_bytes = 0;     ///< of extents that were sent
+        int64_t paced_until_us = 0;  ///< fault hook
         uint64_t attempt = 0;  ///< of the channel, once an extent went that way
-        std::deque<Gathering> gathering{};  ///< at most kGatheringMax
+        std::deque<Gathering> gathering{};
+        int64_t gathered_us = 0;     ///< the newest of them began
     };
+    /// Extents of one request that are copied to host buffers at once; a channel bounds its own.
     static constexpr size_t kGatheringMax = 2;
     enum class Step : uint8_t { kIdle, kSent, kEnded };
 

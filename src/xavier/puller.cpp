@@ -88,6 +88,8 @@ void Puller::start(pd::StartPull ask, TimeMs now) {
     p.generations = std::span(p.ask.source_generations).subspan(p.ask.first_block);
     pulls_[p.ask.pull] = std::move(pull);
     ++p.source->pulls;
+    log::event(faults_.pace_us > 0 ? log::Level::kInfo : log::Level::kDebug, "xavier.pull_started",
+               {{"pull", p.ask.pull}, {"peer", p.ask.peer.replica.value - 1}, {"mover", p.source->mover()}, {"bytes", bytes_of(p)}});
     die_at(faults_, "pull_started");
     if (faults_.fail_pulls) return finish(p, false, "planted");
     if (p.cursor.done()) return finish(p, true, "");  // all of it is here already
@@ -138,6 +140,7 @@ bool Puller::accept_channel(const wire::ReplicaTarget& peer, const wire::Channel
     }
     p.by_channel = true;
     ++p.on_channel;
+    p.on_channel_bytes += m.bytes;
     took(p, e, now);
     if (p.cursor.done()) finish(p, true, "");
     return true;
@@ -148,6 +151,7 @@ uint64_t Puller::load_channel(uint64_t pull, const Extent& e, backend::DeviceLin
     if (it == pulls_.end() || it->second->on_channel == 0 || (it->second->end && !it->second->end->ok)) return 0;
     Pull& p = *it->second;
     --p.on_channel;
+    p.on_channel_bytes -= e.pairs() * pair_bytes(own_.layout());
     const auto to = p.to_blocks.subspan(e.first_index, e.indices);
     const auto ticket = channel.scatter(buffer, {e.first_layer, e.layers, to, to});
     if (!ticket) {
@@ -164,8 +168,10 @@ void Puller::lose_channel(uint64_t pull) {
     if (const auto it = pulls_.find(pull); it != pulls_.end()) finish(*it->second, false, "channel");
 }
 
+uint64_t Puller::bytes_of(const Pull& p) const { return p.from_blocks.size() * own_.layout().block_bytes(); }
+
 void Puller::took(Pull& p, const Extent& e, TimeMs now) {
-    const uint64_t all = p.from_blocks.size() * own_.layout().block_bytes();
+    const uint64_t all = bytes_of(p);
     if (p.bytes == 0) die_at(faults_, "pull_first");
     if (p.bytes < all / 2 && p.bytes + e.pairs() * pair_bytes(own_.layout()) >= all / 2) die_at(faults_, "pull_half");
     p.cursor.advance(e);
@@ -241,7 +247,7 @@ Puller::Step Puller::copy_some(Pull& p, TimeMs now) {
 /// One kernel for all that is ready: K and V pages of some layers of some blocks.
 Puller::Step Puller::queue_some(Pull& p, TimeMs now) {
     const uint64_t id = p.ask.pull;
-    const auto e = look(p, now, kDeviceCoalesceBytes, kDevicePullBytes);
+    const auto e = look(p, now, kDeviceCoalesceBytes, faults_.pace_us > 0 ? kCopySliceBytes : kDevicePullBytes);
     if (!e) return pulls_.contains(id) ? Step::kIdle : Step::kEnded;
     const auto ticket = own_.device()->pull(p.source->device_peer, {e->first_layer, e->layers, p.from_blocks.subspan(e->first_index, e->indices),
                                                                     p.to_blocks.subspan(e->first_index, e->indices)});
@@ -338,8 +344,11 @@ bool Puller::conclude(Pull& p) {
         !p.source->view->still_valid(p.ask.progress_slot, p.ask.offer, p.from_blocks, p.generations))
         end = {false, "generation"};
     if (end.ok && faults_.corrupt_one_byte && !p.to_blocks.empty()) own_.corrupt(p.to_blocks[0]);
+    if (!end.ok)
+        log::info("xavier.pull_lost", {{"pull", p.ask.pull}, {"peer", p.ask.peer.replica.value - 1}, {"mover", mover_of(p)}, {"reason", end.reason},
+                                       {"bytes", p.bytes - p.on_channel_bytes}, {"of", bytes_of(p)}});
     const int64_t now_us = steady_now_us();
-    pd::PullResult result{p.ask.pull, end.ok, std::move(end.reason), p.bytes, p.by_channel ? "nccl" : p.source->mover()};
+    pd::PullResult result{p.ask.pull, end.ok, std::move(end.reason), p.bytes, mover_of(p)};
     result.total_us = now_us - p.started_us;
     result.exposed_us = p.complete_us == 0 ? -1 : now_us - p.complete_us;
     --p.source->pulls;

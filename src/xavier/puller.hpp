@@ -115,6 +115,7 @@ class Puller {
         uint64_t host_ticket = 0;       ///< and from the host
         int64_t queued_us = 0;
         uint32_t on_channel = 0;        ///< accepted extents that lie in no page yet
+        uint64_t on_channel_bytes = 0;  ///< of those
         bool by_channel = false;        ///< some came that way
         int64_t paced_until_us = 0;     ///< fault hook
         std::deque<Arrival> arrivals{}; ///< accepted, waiting for a host buffer
@@ -130,6 +131,8 @@ class Puller {
     Step queue_some(Pull& pull, TimeMs now);
     Step load_some(Pull& pull);
     void took(Pull& pull, const Extent& extent, TimeMs now);
+    [[nodiscard]] uint64_t bytes_of(const Pull& pull) const;  ///< to pull in all
+    [[nodiscard]] static const char* mover_of(const Pull& pull) { return pull.by_channel ? "nccl" : pull.source->mover(); }
     /// Decides how a pull ends, and ends it unless copies are under way.
     void finish(Pull& pull, bool ok, std::string_view reason);
     /// No queued copy can touch the pull's blocks any more.

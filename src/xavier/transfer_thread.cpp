@@ -8,6 +8,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <variant>
 
@@ -242,7 +243,7 @@ class Thread final : public TransferThread {
                        [&](StoreMap& c) { copier_.set_store(std::move(c)); },
                        [&](pd::StoreCopy& c) { copier_.start(std::move(c)); },
                        [&](Plant& c) { faults_ = c.faults; },
-                       [&](Checksums& c) { c.answer->set_value(checksums_now(c.blocks)); },
+                       [&](Checksums& c) { answer(c); },
                        [&](Stop&) { stopped_ = true; },
                    },
                    command);
@@ -250,6 +251,15 @@ class Thread final : public TransferThread {
 
     void add_channel_now(AddChannel& c) {
         if (own_.device() != nullptr) channels_.add(c.peer, std::move(c.link), c.sender, steady_now());
+    }
+
+    /// Who asked is answered whatever happens.
+    void answer(Checksums& c) {
+        try {
+            c.answer->set_value(checksums_now(c.blocks));
+        } catch (const std::bad_alloc&) {
+            c.answer->set_value(fail(ErrorCode::kInternal, "out of memory"));
+        }
     }
 
     /// Waits for the device where the pool is on one: a test mode.

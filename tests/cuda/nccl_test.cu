@@ -66,9 +66,18 @@ class SocketLink final : public net::Connection {
     wire::Hello hello_;
 };
 
+/// What both ends' channels are made with: BATON_TEST_LINK is "buffers MiB CTAs registered".
+void set_options(Pool& p) {
+    const char* text = std::getenv("BATON_TEST_LINK");
+    unsigned buffers = 0, mib = 0, ctas = 0, registered = 0;
+    if (text == nullptr || std::sscanf(text, "%u %u %u %u", &buffers, &mib, &ctas, &registered) != 4) return;
+    p.device->set_link_options({buffers, size_t{mib} << 20, ctas, registered != 0});
+}
+
 /// P's end, in the child.
 struct PrefillEnd {
     explicit PrefillEnd(Pool& p) {
+        set_options(p);
         thread = TransferThread::start(*p.words, *p.device, reports.callbacks());
         link = std::make_shared<SocketLink>(std::atoi(std::getenv("BATON_TEST_FD")));
         link->listen([this](wire::Message m, std::vector<std::byte>) {
@@ -86,7 +95,10 @@ int d_gpu() { return gpus() > 1 ? 1 : 0; }
 
 /// D's end and its child. The pool and the thread stay when the child is replaced.
 struct DecodeEnd {
-    DecodeEnd() : d(d_gpu(), child_layout(true)), thread(TransferThread::start(*d.words, *d.device, reports.callbacks())) {}
+    DecodeEnd() : d(d_gpu(), child_layout(true)) {
+        set_options(d);
+        thread = TransferThread::start(*d.words, *d.device, reports.callbacks());
+    }
     ~DecodeEnd() { lose(); }
     void spawn() {
         int sv[2];
@@ -171,12 +183,47 @@ TEST(Nccl, HandoffsBetweenProcesses) {
         EXPECT_EQ(r.mover, "nccl");
         ASSERT_EQ(s.d.touched(pull_of(a, child_layout(false), s.d.layout).target_blocks), 0u);
     }
-    for (const uint32_t tokens : {64u, 512u, 1024u, 4096u}) {
-        std::vector<int64_t> us;
-        for (int i = 0; i < 7; ++i) us.push_back(s.run(s.next(tokens, 4096)).total_us);
-        std::sort(us.begin(), us.end());
-        std::printf("nccl hand-off of %u tokens (%.1f MiB): total p50 %lld us\n", tokens, tokens / 16 * 1.75, static_cast<long long>(us[3]));
+}
+
+TEST(Rates, Nccl) {
+    NEEDS_NCCL();
+    if (gpus() < 2) GTEST_SKIP() << "one GPU: the bytes would go over a socket";
+    for (const char* options : {"4 32 16 0", "4 32 24 0", "3 64 16 0", "3 64 24 0", "3 64 32 0", "6 32 24 0", "8 16 24 0", "4 32 8 1", "4 32 16 1", "3 64 16 1"}) {
+        ::setenv("BATON_TEST_LINK", options, 1);
+        size_t before = 0, after = 0, total = 0;
+        DecodeEnd s;
+        CUDA_OK(cudaMemGetInfo(&before, &total));
+        s.spawn();
+        if (s.pair_ms() < 0) {
+            std::printf("nccl buffers, MiB, CTAs, registered %s: did not pair\n", options);
+            continue;
+        }
+        CUDA_OK(cudaMemGetInfo(&after, &total));
+        std::printf("nccl buffers, MiB, CTAs, registered %s: %lld MiB;", options, static_cast<long long>((before - after) >> 20));
+        for (const uint32_t tokens : {16u, 64u, 128u, 512u, 1024u, 4096u}) {
+            std::vector<int64_t> us;
+            for (int i = 0; i < 9; ++i) {
+                // All of it is computed before D asks: the time of the transfer alone.
+                Ask a = s.next(tokens, 4096);
+                const auto pull = pull_of(a, child_layout(false), s.d.layout);
+                s.child->ask(a);
+                s.child->wait();
+                s.child->wait();
+                s.thread->start_pull(pull);
+                const auto r = s.reports.pull(a.id);
+                EXPECT_TRUE(r.ok) << r.reason;
+                us.push_back(r.total_us);
+                a.kind = Ask::kClose;
+                s.child->ask(a);
+                s.child->wait();
+            }
+            std::sort(us.begin(), us.end());
+            const double mib = tokens / 16 * 1.75;
+            std::printf("  %.1f MiB %lld us (%.0f)", mib, static_cast<long long>(us[4]), mib * 1048576 / static_cast<double>(us[4]) / 1e3);
+        }
+        std::printf("\n");
     }
+    ::unsetenv("BATON_TEST_LINK");
 }
 
 TEST(Nccl, PeerKilledInTheMiddle) {

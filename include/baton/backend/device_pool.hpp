@@ -22,17 +22,27 @@ struct PageCopy {
     std::span<const uint32_t> to;
 };
 
+/// What a channel takes of each side's device.
+struct LinkOptions {
+    uint32_t buffers = 0;     ///< staging buffers, at most DeviceLink::kBuffersMax; 0: the default
+    size_t buffer_bytes = 0;  ///< of each, and so the largest extent; the receiver's must not be smaller; 0: the default
+    uint32_t ctas = 0;        ///< that its sends and receives may take; 0: the default
+    bool registered = false;  ///< the library is told of the buffers, so that it may move them without a copy of its own
+};
+
 /// A channel between the pools of two processes that cannot map each other's: one side sends, the other receives, through
-/// two staging buffers each (NCCL, two ranks). Pairing and giving up run on threads of their own and may take half a
-/// second. Transfer thread only. What was asked of it last is all that may be under way for a buffer.
+/// staging buffers on each (NCCL, two ranks). Pairing and giving up run on threads of their own and may take half a
+/// second. Transfer thread only. What was asked of it last is all that may be under way for a buffer; sends and receives of
+/// different buffers may be queued behind each other.
 class DeviceLink {
   public:
     enum class State : uint8_t { kPairing, kReady, kFailed };
-    static constexpr uint32_t kBuffers = 2;
+    static constexpr uint32_t kBuffersMax = 16;
     virtual ~DeviceLink() = default;  ///< gives up, without waiting
     [[nodiscard]] virtual State state() = 0;
     /// Why it failed; constant words first, e.g. "timeout".
     [[nodiscard]] virtual std::string reason() = 0;
+    [[nodiscard]] virtual uint32_t buffers() const = 0;
     [[nodiscard]] virtual size_t buffer_bytes() const = 0;
 
     /// Sender: copies pages into the buffer, packed in (block, layer, k|v) order. A ticket of the pool's.
@@ -92,6 +102,8 @@ class DevicePool {
         (void)id, (void)sender;
         return fail(ErrorCode::kUnavailable, "this pool has no channels");
     }
+    /// For channels opened from now on; before the transfer thread starts.
+    virtual void set_link_options(const LinkOptions& options) { (void)options; }
 };
 
 }  // namespace baton::backend

@@ -453,7 +453,7 @@ struct ChannelPair {
     std::string reason;
     BATON_FIELDS(attempt, step, id, reason)
 };
-/// P → D: an extent lies proven in a buffer of P's and can be sent.
+/// P → D: an extent lies proven in a buffer of P's and is sent now.
 struct ChannelExtent {
     uint64_t attempt = 0;
     uint64_t number = 0;  ///< of the extent within the attempt, from 1
@@ -463,12 +463,11 @@ struct ChannelExtent {
     uint64_t bytes = 0;
     BATON_FIELDS(attempt, number, pull, first_layer, layers, first_index, indices, bytes)
 };
-/// D → P: D receives that extent now, or does not want it.
+/// D → P: D has a buffer for each extent up to that number, and receives them when they are announced.
 struct ChannelGo {
     uint64_t attempt = 0;
     uint64_t number = 0;
-    bool take = true;
-    BATON_FIELDS(attempt, number, take)
+    BATON_FIELDS(attempt, number)
 };
 /// P → D: the extent left P whole.
 struct ChannelSent {

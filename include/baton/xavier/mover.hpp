@@ -127,7 +127,7 @@ class TransferThread {
         bool corrupt_one_byte = false;
         int64_t delay_ms = 0;
         bool fail_pulls = false;
-        int64_t pace_us = 0;   ///< pause after each copy of a pull
+        int64_t pace_us = 0;   ///< pause after each copy of a pull, or extent sent; those are small then
         bool stall = false;    ///< a pull copies once, then no more
         std::string kill_at{}; ///< the process kills itself at this step
         std::string drop{};    ///< the first message of this name that a peer link would send is lost

@@ -78,6 +78,7 @@ class CudaDevicePool final : public DevicePool {
     Expected<std::unique_ptr<DeviceLink>> open_link(std::span<const uint8_t> id, bool sender) override {
         return nccl_.open(*this, id, sender);
     }
+    void set_link_options(const LinkOptions& options) override { nccl_.set_options(options); }
 
     /// Queues a copy of pages between the pool and packed memory of the same device, beside the pulls; an empty list stands
     /// for 0, 1, 2 …: the blocks of packed memory.

@@ -3,6 +3,7 @@
 /// nothing came, so success counts only before it; in non-blocking mode an idle stream says nothing until NCCL itself does.
 #include "backend/cuda/nccl_link.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -52,6 +53,9 @@ struct NcclApi {
     decltype(&ncclSend) send = nullptr;
     decltype(&ncclRecv) receive = nullptr;
     decltype(&ncclGetErrorString) error_string = nullptr;
+    decltype(&ncclMemAlloc) mem_alloc = nullptr;
+    decltype(&ncclMemFree) mem_free = nullptr;
+    decltype(&ncclCommRegister) comm_register = nullptr;
 };
 
 /// What a link and its threads share; it outlives the link while a thread works on it.
@@ -63,7 +67,11 @@ struct NcclRuntime::Channel {
     // Written while pairing, then by the user of the link until it fails, then by the aborting thread.
     ncclComm_t comm = nullptr;
     cudaStream_t stream = nullptr;
-    cudaEvent_t events[DeviceLink::kBuffers] = {};
+    uint32_t buffers = kLinkBuffers;
+    size_t buffer_bytes = kLinkBufferBytes;
+    uint32_t ctas = kLinkCtas;
+    bool registered = false;
+    cudaEvent_t events[DeviceLink::kBuffersMax] = {};
     std::byte* staging = nullptr;
 
     std::atomic<DeviceLink::State> state{DeviceLink::State::kPairing};
@@ -117,7 +125,12 @@ std::string cuda_text(cudaError_t e) {
 /// Memory, communicator, and one byte across, which is what connects the two; "" or why not.
 std::string pair(Channel& c) {
     if (const cudaError_t e = cudaSetDevice(c.device); e != cudaSuccess) return cuda_text(e);
-    if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), DeviceLink::kBuffers * kLinkBufferBytes); e != cudaSuccess) return cuda_text(e);
+    const size_t staging_bytes = c.buffers * c.buffer_bytes;
+    if (c.registered) {
+        if (const ncclResult_t r = c.api->mem_alloc(reinterpret_cast<void**>(&c.staging), staging_bytes); r != ncclSuccess) return nccl_text(c, r);
+    } else if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), staging_bytes); e != cudaSuccess) {
+        return cuda_text(e);
+    }
     int lowest = 0, highest = 0;
     (void)cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     if (const cudaError_t e = cudaStreamCreateWithPriority(&c.stream, cudaStreamNonBlocking, lowest); e != cudaSuccess) return cuda_text(e);
@@ -126,10 +139,15 @@ std::string pair(Channel& c) {
     const Deadline deadline{std::chrono::steady_clock::now() + std::chrono::milliseconds(kPairTimeoutMs)};
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.maxCTAs = kLinkCtas;
+    config.maxCTAs = static_cast<int>(c.ctas);
     const ncclResult_t made = c.api->comm_init(&c.comm, 2, c.id, c.sender ? 0 : 1, &config);
     if (c.comm == nullptr) return nccl_text(c, made);
     if (std::string why = settle(c, made, deadline); !why.empty()) return why;
+    if (c.registered) {
+        void* handle = nullptr;
+        const ncclResult_t known = c.api->comm_register(c.comm, c.staging, staging_bytes, &handle);
+        if (std::string why = settle(c, known, deadline); !why.empty()) return why;
+    }
     const ncclResult_t moved = c.sender ? c.api->send(c.staging, 1, ncclChar, 1, c.comm, c.stream)
                                         : c.api->receive(c.staging, 1, ncclChar, 0, c.comm, c.stream);
     if (std::string why = settle(c, moved, deadline); !why.empty()) return why;
@@ -155,7 +173,8 @@ void abort_job(Channel& c) {
     }
     for (const cudaEvent_t e : c.events)
         if (e != nullptr) (void)cudaEventDestroy(e);
-    if (c.staging != nullptr) (void)cudaFree(c.staging);
+    if (c.staging != nullptr && c.registered) (void)c.api->mem_free(c.staging);
+    else if (c.staging != nullptr) (void)cudaFree(c.staging);
     (void)cudaGetLastError();
 }
 
@@ -181,7 +200,8 @@ class NcclLink final : public DeviceLink {
         const std::lock_guard lock(c_->mutex);
         return c_->reason;
     }
-    [[nodiscard]] size_t buffer_bytes() const override { return kLinkBufferBytes; }
+    [[nodiscard]] uint32_t buffers() const override { return c_->buffers; }
+    [[nodiscard]] size_t buffer_bytes() const override { return c_->buffer_bytes; }
 
     Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) override {
         BATON_TRY(usable());
@@ -226,11 +246,11 @@ class NcclLink final : public DeviceLink {
         return {};
     }
     [[nodiscard]] PageMap packed(uint32_t buffer, uint32_t layers) const {
-        return packed_map(c_->staging + buffer * kLinkBufferBytes, layers, pool_.layout().page_bytes());
+        return packed_map(c_->staging + buffer * c_->buffer_bytes, layers, pool_.layout().page_bytes());
     }
     Expected<void> queue(uint32_t buffer, size_t bytes) {
         BATON_TRY(usable());
-        if (buffer >= kBuffers || bytes > kLinkBufferBytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
+        if (buffer >= c_->buffers || bytes > c_->buffer_bytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
         phases_[buffer] = Phase::kQueued;
         waiting_.push_back({buffer, bytes});
         return advance();
@@ -255,7 +275,7 @@ class NcclLink final : public DeviceLink {
                 continue;
             }
             const Move& m = waiting_.front();
-            std::byte* at = c_->staging + m.buffer * kLinkBufferBytes;
+            std::byte* at = c_->staging + m.buffer * c_->buffer_bytes;
             const ncclResult_t r = c_->sender ? c_->api->send(at, m.bytes, ncclChar, 1, c_->comm, c_->stream)
                                               : c_->api->receive(at, m.bytes, ncclChar, 0, c_->comm, c_->stream);
             if (r != ncclSuccess && r != ncclInProgress) return lost(r);
@@ -271,7 +291,7 @@ class NcclLink final : public DeviceLink {
     Background& background_;
     CudaDevicePool& pool_;
     std::shared_ptr<Channel> c_;
-    Phase phases_[kBuffers] = {};
+    Phase phases_[kBuffersMax] = {};
     std::deque<Move> waiting_;  ///< the front one may be launched, and not yet taken by NCCL
     bool launched_ = false;
 };
@@ -298,6 +318,9 @@ Expected<void> NcclRuntime::load() {
         find(api->send, "ncclSend");
         find(api->receive, "ncclRecv");
         find(api->error_string, "ncclGetErrorString");
+        find(api->mem_alloc, "ncclMemAlloc");
+        find(api->mem_free, "ncclMemFree");
+        find(api->comm_register, "ncclCommRegister");
         if (missing_.empty()) api_ = std::move(api);
     }
     if (!api_) return fail(ErrorCode::kUnavailable, missing_);
@@ -321,6 +344,10 @@ Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, st
     channel->api = api_;
     channel->device = pool.device();
     channel->sender = sender;
+    if (options_.buffers != 0) channel->buffers = std::min(options_.buffers, DeviceLink::kBuffersMax);
+    if (options_.buffer_bytes != 0) channel->buffer_bytes = (options_.buffer_bytes + 15) / 16 * 16;
+    if (options_.ctas != 0) channel->ctas = options_.ctas;
+    channel->registered = options_.registered;
     background_.run([channel] { pair_job(*channel); });
     return std::make_unique<NcclLink>(background_, pool, std::move(channel));
 }

@@ -19,10 +19,11 @@ namespace baton::backend::cuda {
 class CudaDevicePool;
 struct NcclApi;
 
-/// Staging memory of a link is twice this on each side. NCCL passes 200 GB/s over NVLink from 16 MiB on.
+/// Staging memory of a link on each side, where LinkOptions do not say otherwise.
+inline constexpr uint32_t kLinkBuffers = 4;
 inline constexpr size_t kLinkBufferBytes = 32u << 20;
 /// CTAs a communicator may take; NCCL_MAX_CTAS in the environment overrules it.
-inline constexpr int kLinkCtas = 8;
+inline constexpr uint32_t kLinkCtas = 16;
 /// Both sides must have come within this time of the call.
 inline constexpr int64_t kPairTimeoutMs = 20'000;
 
@@ -55,11 +56,13 @@ class NcclRuntime {
     Expected<void> load();
     Expected<std::vector<uint8_t>> make_id();
     Expected<std::unique_ptr<DeviceLink>> open(CudaDevicePool& pool, std::span<const uint8_t> id, bool sender);
+    void set_options(const LinkOptions& options) { options_ = options; }
 
     struct Channel;
 
   private:
     Background& background_;
+    LinkOptions options_;
     std::mutex mutex_;
     bool tried_ = false;
     std::string missing_;

@@ -36,7 +36,7 @@ std::vector<Message> samples() {
             WeightsFilled{false},
             ChannelPair{3, PairStep::kFailed, {1, 2}, "timeout"},
             ChannelExtent{3, 9, 7, 1, 2, 3, 4, 1u << 24},
-            ChannelGo{3, 9, false},
+            ChannelGo{3, 9},
             ChannelSent{3, 9}};
 }
 
@@ -86,8 +86,8 @@ TEST(Messages, GoldenBytesOfTheWeightsMessages) {
 TEST(Messages, GoldenBytesOfTheChannelMessages) {
     EXPECT_EQ(bytes_of(ChannelPair{3, PairStep::kFailed, {1, 2}, "x"}),
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 42, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 1, 2, 1, 0, 0, 0, 'x'}));
-    EXPECT_EQ(bytes_of(ChannelGo{3, 9, true}),
-              (std::vector<uint8_t>{'B', 'T', 'N', '1', 44, 0, 0, 0, 17, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1}));
+    EXPECT_EQ(bytes_of(ChannelGo{3, 9}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 44, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
     EXPECT_EQ(bytes_of(ChannelSent{3, 9}),
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 45, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
 }

@@ -32,9 +32,9 @@ class FakeFabric {
     struct Pipe {
         bool opened[2] = {false, false};  ///< receiver, sender
         bool dead[2] = {false, false};
-        std::vector<std::byte> staging[2][backend::DeviceLink::kBuffers];
+        std::vector<std::byte> staging[2][backend::DeviceLink::kBuffersMax];
         std::deque<Move> waiting[2];
-        bool done[2][backend::DeviceLink::kBuffers] = {};
+        bool done[2][backend::DeviceLink::kBuffersMax] = {};
     };
     std::mutex mutex;
     std::map<uint64_t, std::shared_ptr<Pipe>> pipes;
@@ -43,6 +43,7 @@ class FakeFabric {
     bool no_pair = false;  ///< nobody gets ready
     bool no_open = false;
     uint64_t moved = 0;
+    uint32_t buffers = 3;
     size_t buffer_bytes = 64 * 1024;
 
     /// Moves what both ends have launched; call with the mutex.
@@ -68,7 +69,7 @@ class FakeLink final : public backend::DeviceLink {
         if (!p) p = std::make_shared<FakeFabric::Pipe>();
         pipe_ = p;
         pipe_->opened[end_] = true;
-        for (auto& s : pipe_->staging[end_]) s.resize(fabric.buffer_bytes);
+        for (uint32_t i = 0; i < fabric.buffers; ++i) pipe_->staging[end_][i].resize(fabric.buffer_bytes);
     }
     ~FakeLink() override { FakeLink::give_up("closed"); }
     State state() override {
@@ -77,6 +78,7 @@ class FakeLink final : public backend::DeviceLink {
         return pipe_->opened[0] && pipe_->opened[1] && !fabric_.no_pair ? State::kReady : State::kPairing;
     }
     std::string reason() override { return reason_; }
+    uint32_t buffers() const override { return fabric_.buffers; }
     size_t buffer_bytes() const override { return fabric_.buffer_bytes; }
     Expected<uint64_t> gather(uint32_t buffer, const backend::PageCopy& copy) override;
     Expected<uint64_t> scatter(uint32_t buffer, const backend::PageCopy& copy) override;
