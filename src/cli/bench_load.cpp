@@ -45,6 +45,7 @@ Expected<LoadPlan> LoadPlan::make(const BenchServeOptions& o) {
     const uint64_t measured = o.requests > 0 ? o.requests : (o.duration_s > 0 ? UINT64_MAX - o.warmup : kDefaultRequests);
     plan.size_ = measured + o.warmup;
     if (plan.open_) plan.make_arrivals(o);
+    else plan.staggered_ = std::min(o.warmup, o.concurrency);
     if (!o.dataset.empty()) BATON_TRY(plan.read_dataset(o.dataset));
     plan.make_text(std::max(o.dataset.empty() ? o.input_tokens : 1, o.background > 0 ? o.background_input : 1), o.token_ids, o.seed);
     if (o.dataset.empty()) {
@@ -117,7 +118,8 @@ std::string LoadPlan::prompt(uint64_t i) const {
 }
 
 std::string LoadPlan::body(uint64_t i) const {
-    return wrap(prompt(i), given_.empty() ? output_tokens_ : given_[i % given_.size()].output_tokens);
+    if (!given_.empty()) return wrap(prompt(i), given_[i % given_.size()].output_tokens);
+    return wrap(prompt(i), i < staggered_ ? 1 + static_cast<uint32_t>(i * output_tokens_ / staggered_) : output_tokens_);
 }
 
 std::string LoadPlan::background_body(uint64_t i, uint32_t output_tokens) const {

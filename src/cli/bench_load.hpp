@@ -43,7 +43,8 @@ class LoadPlan {
     /// The prompt as JSON text. Generated prompts are pieces of one long random text, each from another place, so that no
     /// two begin alike (unless a shared prefix is asked for) and making one costs a copy.
     [[nodiscard]] std::string prompt(uint64_t i) const;
-    /// The body of request `i`.
+    /// The body of request `i`. The requests that a closed loop's warm-up starts with have answers of different lengths, so
+    /// that not all end, and start again, at once.
     [[nodiscard]] std::string body(uint64_t i) const;
     /// The body of the `i`-th background request, with another text than all measured ones.
     [[nodiscard]] std::string background_body(uint64_t i, uint32_t output_tokens) const;
@@ -62,7 +63,7 @@ class LoadPlan {
     std::string model_json_;
     uint64_t size_ = 0, warmup_ = 0;
     bool open_ = false, ids_ = false;
-    uint32_t input_tokens_ = 0, output_tokens_ = 0, background_input_ = 0, shared_ = 0;
+    uint32_t input_tokens_ = 0, output_tokens_ = 0, background_input_ = 0, shared_ = 0, staggered_ = 0;
     std::vector<int64_t> due_us_;
     std::string text_;              ///< words or numbers with a separator behind each
     std::vector<uint32_t> starts_;  ///< of each in text_, and the end

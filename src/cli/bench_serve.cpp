@@ -109,12 +109,12 @@ int run_bench_serve(const BenchServeOptions& given) {
     BenchServeOptions o = given;
     if (o.model.empty()) o.model = only_model(o);
     if (o.model.empty()) return kFailed;
+    if (o.concurrency == 0 && o.rate <= 0 && o.interval_ms <= 0) o.concurrency = kClosedConcurrency;
     const auto plan = LoadPlan::make(o);
     if (!plan) {
         complain(plan.error().message);
         return kUsage;
     }
-    if (o.concurrency == 0 && !plan->open()) o.concurrency = kClosedConcurrency;
     auto outcome = run_load(o, *plan);
     if (!outcome) {
         complain(outcome.error().message);
