@@ -26,7 +26,6 @@ CACHED_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PD_UID = "pd-verification"
 QUESTIONS = ["What is the capital of France? Answer with one word.", "Name three colours.", "Write one sentence about the sea.",
              "Count from one to five."]
-MAX_TOKENS = 32
 
 
 class CannotRun(Exception):
@@ -60,6 +59,7 @@ class Settings:
         self.size = int(size) if size.isdigit() else size
         self.movers = setting("MOVERS", "cuda_ipc,nccl").split(",")
         self.extra = {}  # further launch keys
+        self.max_tokens = 32
         if not os.path.exists(self.path):
             raise CannotRun(f"no model: {self.path} is not there; set BATON_TEST_PD_MODEL_PATH")
 
@@ -178,7 +178,7 @@ class Verification:
     def ask(self, question, stream=False):
         request = f"verify-{self.mover}-{self.client.name}-{len(self.ids)}"
         self.ids.append(request)
-        return self.server.ask("chat", uid=PD_UID, request_id=request, max_tokens=MAX_TOKENS, temperature=0, stream=stream,
+        return self.server.ask("chat", uid=PD_UID, request_id=request, max_tokens=self.o.max_tokens, temperature=0, stream=stream,
                                messages=[{"role": "user", "content": question}], chat_template_kwargs={"enable_thinking": False},
                                **({"stream_options": {"include_usage": True}} if stream else {}))
 
