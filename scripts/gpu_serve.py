@@ -47,7 +47,7 @@ class Context:
 
     def __init__(self, o):
         self.binary, self.quick, self.report, self.env = o.binary, o.quick, Report(), {"BATON_ALLOW_FAULT_HOOKS": "true"}
-        gpus = [int(g) for g in o.gpus.split(",")]
+        gpus = [None if g == "cpu" else int(g) for g in o.gpus.split(",")]
         self.prefill, self.decode = gpus[0], gpus[-1]
         self.pair = [("prefill", self.prefill), ("decode", self.decode)]
         self.movers = o.movers.split(",")
@@ -70,7 +70,7 @@ def main():
     parser.add_argument("--binary", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-8b", help="start: a second, larger model")
-    parser.add_argument("--gpus", default="0", help="of the prefill and the decode replica, e.g. 0,1; one number: they share it")
+    parser.add_argument("--gpus", default="0", help="of the prefill and the decode replica, e.g. 0,1; one number: they share it; cpu: to try kill without")
     parser.add_argument("--movers", default="cuda_ipc,nccl")
     parser.add_argument("--quick", action="store_true", help="serve: fewer and shorter texts")
     parser.add_argument("--requests", type=int, default=1000)

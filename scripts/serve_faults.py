@@ -41,7 +41,7 @@ class KillTries:
         faults = f"pace_us={self.pace_us}" + (",nccl_one_gpu" if self.mover == "nccl" and one_gpu else "")
         placements = [("prefill", self.ctx.prefill)] * self.each + [("decode", self.ctx.decode)] * self.each
         keys = {**EXACT, "max_model_len": len(self.long[0]) + 128, "gpu_memory_utilization": self.ctx.share, "enable_prefix_caching": False,
-                **({} if self.ctx.real else {"max_num_batched_tokens": 256})}
+                **({} if self.ctx.real else {"max_num_batched_tokens": 256, "kv_cache_bytes": 64 << 20})}
         before = gpu_memory()
         self.start = len(server.lines())
         status, answer, took = server.launch(self.ctx.model, uid=self.uid, placements=placements, mover=self.mover, fault=faults, **keys)

@@ -192,12 +192,13 @@ class Server:
         return sorted(int(k[4:]) for k in status if k.startswith("gpu-"))
 
     def launch(self, model, uid=UID, placements=None, **keys):
-        """Status, answer and seconds; `placements`: [(role, GPU)]."""
+        """Status, answer and seconds; `placements`: [(role, GPU, or None for the CPU)]."""
         body = {"model_name": uid, "model_uid": uid, "model_engine": "baton", "model_type": "LLM", "model_path": model, **keys}
         if placements:
             worker = self.worker()
             body["replica"] = len(placements)
-            body["replica_config"] = [{"role": role, "devices": [{"worker_ip": worker, "gpu_idx": [gpu]}]} for role, gpu in placements]
+            body["replica_config"] = [{"role": role, "devices": [{"worker_ip": worker, **({"n_gpu": 0} if gpu is None else {"gpu_idx": [gpu]})}]}
+                                      for role, gpu in placements]
         begin = time.monotonic()
         status, answer = self.call("POST", "/v1/models", body)
         return status, answer, time.monotonic() - begin
