@@ -22,6 +22,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 
 import pd_verify
 import serve_basic
@@ -58,6 +59,16 @@ class Context:
         self.model_8b = o.model_8b
         self.real = "fake" not in os.path.basename(o.binary)
 
+    def run(self, name):
+        """One check; what it did not expect is a failure too, and the next one finds an empty server."""
+        try:
+            CHECKS[name](self)
+        except Exception as e:  # noqa: BLE001
+            traceback.print_exc(limit=-4)
+            self.report.check(False, f"{name}: {type(e).__name__}: {e}")
+            for model in self.server.get("/v1/models/instances"):
+                self.server.terminate(model["model_uid"])
+
     def verify(self):
         settings = pd_verify.Settings({"GPU": "1", "MODEL_PATH": self.model, "MODEL_NAME": "verified", "MODEL_SIZE": "0_6",
                                        "MOVERS": ",".join(self.movers)})
@@ -90,7 +101,7 @@ def main():
     try:
         for name in checks:
             begin = time.monotonic()
-            CHECKS[name](ctx)
+            ctx.run(name)
             took.append(f"{name} {time.monotonic() - begin:.1f} s")
     finally:
         code = ctx.server.stop()

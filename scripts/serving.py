@@ -171,7 +171,7 @@ class Server:
 
     # ---- HTTP ----------------------------------------------------------------------------------------------------
 
-    def call(self, method, path, body=None, timeout=300):
+    def call(self, method, path, body=None, timeout=120):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             c.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
