@@ -1,6 +1,7 @@
 #include "cli/bench_cuda.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,7 @@
 
 #include "baton/backend/cuda.hpp"
 #include "baton/base/clock.hpp"
+#include "baton/config/settings.hpp"
 #include "cli/client_session.hpp"
 
 namespace baton::cli {
@@ -179,6 +181,15 @@ std::vector<Line> measure(backend::DeviceBackend& backend, const BenchEngineOpti
     return lines;
 }
 
+double rate(const Line& l) { return (l.decode ? l.batch : l.tokens) / l.seconds; }
+
+std::string phases(const backend::DeviceBackend& backend) {
+    std::string text;
+    for (const backend::LoadPhase& phase : backend.load_phases())
+        text += (text.empty() ? "" : ", ") + phase.name + " " + std::to_string(std::lround(phase.ms));
+    return text;
+}
+
 void print_table(const std::vector<Line>& lines) {
     std::printf("%-8s %6s %7s %9s %9s %8s %11s %8s\n", "", "batch", "tokens", "ms", "floor ms", "x floor", "tokens/s", "host us");
     for (const Line& l : lines) {
@@ -187,18 +198,22 @@ void print_table(const std::vector<Line>& lines) {
             std::printf("%-8s %6u %7u %s\n", what, l.batch, l.tokens, l.error.c_str());
             continue;
         }
-        const double rate = (l.decode ? l.batch : l.tokens) / l.seconds;
         std::printf("%-8s %6u %7u %9.3f %9.3f %8.2f %11.0f %8.1f\n", what, l.batch, l.tokens, l.seconds * 1e3, l.floor * 1e3,
-                    l.seconds / l.floor, rate, l.host * 1e6);
+                    l.seconds / l.floor, rate(l), l.host * 1e6);
     }
 }
 
 void print_json(const std::vector<Line>& lines, const backend::DeviceBackend& backend, const backend::CudaCalibration& c, double load_ms) {
-    Json out{{"backend", backend.describe()}, {"load_ms", load_ms},
-             {"copy_bytes_per_s", c.copy_bytes_per_s}, {"gemm_flops_per_s", c.gemm_flops_per_s}, {"lines", Json::array()}};
-    for (const Line& l : lines)
+    Json out{{"backend", backend.describe()}, {"load_ms", load_ms}, {"load_phases_ms", Json::object()},
+             {"copy_bytes_per_s", c.copy_bytes_per_s}, {"gemm_flops_per_s", c.gemm_flops_per_s},
+             {"upload_bytes_per_s", c.upload_bytes_per_s}, {"lines", Json::array()}};
+    for (const backend::LoadPhase& phase : backend.load_phases()) out["load_phases_ms"][phase.name] = phase.ms;
+    for (const Line& l : lines) {
         out["lines"].push_back({{"phase", l.decode ? "decode" : "prefill"}, {"batch", l.batch}, {"tokens", l.tokens},
-                                {"ms", l.seconds * 1e3}, {"floor_ms", l.floor * 1e3}, {"host_us", l.host * 1e6}, {"error", l.error}});
+                                {"floor_ms", l.floor * 1e3}, {"error", l.error}});
+        if (l.error.empty())
+            out["lines"].back().update({{"ms", l.seconds * 1e3}, {"ratio", l.seconds / l.floor}, {"tok_per_s", rate(l)}, {"host_us", l.host * 1e6}});
+    }
     std::printf("%s\n", out.dump().c_str());
 }
 
@@ -213,6 +228,7 @@ Expected<void> run(const BenchEngineOptions& o, const backend::Plan& plan) {
     options.max_model_len = std::max({options.max_batch_tokens + 8, o.contexts.empty() ? 0 : *std::max_element(o.contexts.begin(), o.contexts.end()) + 256});
     options.deterministic = o.deterministic;
     options.noise = true;
+    if (o.cached) options.cache_folder = config::default_cache_dir() + "/cuda";
     const int64_t start = steady_now_us();
     BATON_TRY_ASSIGN(const auto backend, backend::make_cuda_backend(plan, options));
     const double load_ms = static_cast<double>(steady_now_us() - start) / 1000.0;
@@ -222,8 +238,8 @@ Expected<void> run(const BenchEngineOptions& o, const backend::Plan& plan) {
         return {};
     }
     if (o.tuning) std::printf("%s\n", backend->tuning().c_str());
-    std::printf("%s %s: loaded in %.0f ms, %.1f GiB; copy %.2f TB/s, upload %.1f GB/s, bf16 products %.0f TFLOP/s\n",
-                backend->describe().c_str(), o.shape.empty() ? o.model_path.c_str() : o.shape.c_str(), load_ms,
+    std::printf("%s %s: loaded in %.0f ms (%s), %.1f GiB; copy %.2f TB/s, upload %.1f GB/s, bf16 products %.0f TFLOP/s\n",
+                backend->describe().c_str(), o.shape.empty() ? o.model_path.c_str() : o.shape.c_str(), load_ms, phases(*backend).c_str(),
                 static_cast<double>(backend->memory_bytes()) / (1 << 30), calibration.copy_bytes_per_s / 1e12,
                 calibration.upload_bytes_per_s / 1e9, calibration.gemm_flops_per_s / 1e12);
     print_table(lines);

@@ -18,6 +18,7 @@ struct Options {
     ChatOptions chat;
     BenchServeOptions bench_serve;
     BenchEngineOptions bench_engine;
+    BenchHandoffOptions bench_handoff;
     Server server;
     std::vector<std::string> rest;
     std::function<int()> command;
@@ -173,6 +174,41 @@ void add_chat(CLI::App& app, Options& o) {
     add("generate", "complete a text", run_generate);
 }
 
+void add_bench_handoff(CLI::App& bench, Options& o) {
+    CLI::App* sub = bench.add_subcommand("handoff", "KV hand-off between two processes, or through a server (--url)");
+    BenchHandoffOptions& h = o.bench_handoff;
+    sub->add_option("--devices", h.devices, "GPUs of prefill and decode, e.g. 0,1 or 0,0; default: pools in host memory");
+    sub->add_option("--movers", h.movers, "cuda_ipc, nccl, tcp, shm; default: all that the pools can use")->delimiter(',');
+    sub->add_option("--sizes", h.sizes_mib, "MiB of the pulls; 0: none")->delimiter(',')->check(CLI::Range(0u, 16'384u));
+    sub->add_option("--prompts", h.prompts, "lengths of prompts whose exposed time is measured; 0: none")->delimiter(',')->check(CLI::Range(0u, 65'536u));
+    sub->add_option("--rounds", h.rounds, "of each measurement")->check(CLI::Range(1u, 1000u));
+    sub->add_option("--concurrent", h.concurrent, "hand-offs open at once; 0: none")->check(CLI::Range(0u, 512u));
+    sub->add_option("--concurrent-tokens", h.concurrent_tokens, "of each; default 512 on GPUs, 64 in host memory")->check(CLI::Range(0u, 65'536u));
+    sub->add_option("--layer-us", h.layer_us, "host memory: microseconds between two layers")->check(CLI::Range(0u, 1'000'000u));
+    sub->add_option("--chunk", h.chunk_tokens, "tokens of a prefill step")->check(CLI::Range(1u, 65'536u));
+    sub->add_option("--block-tokens", h.block_tokens, "16, 32 or 64")->check(CLI::IsMember({16, 32, 64}));
+    sub->add_option("--shape", h.shape, "GPU: sizes of the model");
+    sub->add_option("--decode-batch", h.decode_batch, "GPU: sequences that decode beside pulls; 0: none")->check(CLI::Range(0u, 512u));
+    sub->add_option("--decode-context", h.decode_context, "GPU: of those")->check(CLI::Range(64u, 65'536u));
+    sub->add_option("--beside-ctas", h.beside_ctas, "GPU: CTAs of the copy kernels beside the batch, each tried; 0: the default")->delimiter(',');
+    sub->add_option("--ctas", h.ctas, "GPU: CTAs of the copy kernels; 0: the default")->check(CLI::Range(0u, 1024u));
+    sub->add_option("--nccl-ctas", h.nccl_ctas, "0: the default")->check(CLI::Range(0u, 64u));
+    sub->add_option("--nccl-buffers", h.nccl_buffers, "staging buffers a side; 0: the default")->check(CLI::Range(0u, 16u));
+    sub->add_option("--nccl-buffer-mib", h.nccl_buffer_mib, "MiB of each; 0: the default")->check(CLI::Range(0u, 1024u));
+    sub->add_flag("--nccl-registered", h.nccl_registered, "tell the library of the buffers");
+    sub->add_option("--link-gb-per-s", h.link_gb_per_s, "of the way between two GPUs, for the floors")->check(CLI::PositiveNumber);
+    sub->add_option("--url,-e,--endpoint", h.url, "measure the gap between token 1 and 2 through this server instead");
+    sub->add_option("--model", h.model, "server: uid; default: the only one it has");
+    sub->add_option("--api-key", h.api_key, "server: bearer key");
+    sub->add_option("--requests", h.requests, "server: requests, one after the other")->check(CLI::Range(1u, 100'000u));
+    sub->add_option("--input-tokens", h.input_tokens, "server: of a prompt")->check(CLI::Range(1u, 1'000'000u));
+    sub->add_option("--output-tokens", h.output_tokens, "server: of an answer")->check(CLI::Range(2u, 100'000u));
+    sub->add_option("--streams", h.streams, "server: other streams that run meanwhile")->check(CLI::Range(0u, 1024u));
+    sub->add_option("--peer-fd", h.peer_fd, "")->group("");
+    sub->add_flag("--json", h.json, "print JSON");
+    sub->callback([&o] { o.command = [&o] { return run_bench_handoff(o.bench_handoff); }; });
+}
+
 void add_bench(CLI::App& app, Options& o) {
     CLI::App* bench = app.add_subcommand("bench", "measure");
     bench->require_subcommand(1);
@@ -219,6 +255,7 @@ void add_bench(CLI::App& app, Options& o) {
     engine->add_option("--block-tokens", e.block_tokens, "GPU: 16, 32 or 64")->check(CLI::IsMember({16, 32, 64}));
     engine->add_flag("--deterministic", e.deterministic, "GPU: bits that do not depend on the batch");
     engine->add_flag("--tuning", e.tuning, "GPU: print which kernels were chosen");
+    engine->add_flag("--cached", e.cached, "GPU: use and fill the cache of what was tuned, as a replica does");
     engine->add_option("--prompt-tokens", e.prompt_tokens, "")->check(CLI::Range(1u, 1'000'000u));
     engine->add_option("--decode-tokens", e.decode_tokens, "")->check(CLI::Range(1u, 1'000'000u));
     engine->add_option("--threads", e.threads, "0: one per core")->check(CLI::Range(0u, 1024u));
@@ -227,6 +264,7 @@ void add_bench(CLI::App& app, Options& o) {
     engine->add_option("--isa", e.isa, "portable, avx2, avx512, avx512bf16; default: the best");
     engine->add_flag("--json", e.json, "print JSON");
     engine->callback([&o] { o.command = [&o] { return run_bench_engine(o.bench_engine); }; });
+    add_bench_handoff(*bench, o);
 }
 
 /// The reference's client has short options of two letters, which CLI11 does not know.

@@ -57,9 +57,42 @@ struct BenchEngineOptions {
     uint32_t block_tokens = 64;  ///< GPU
     bool deterministic = false;  ///< GPU
     bool tuning = false;         ///< GPU: print which kernels were chosen
+    bool cached = false;         ///< GPU: with the daemon's cache of what was tuned, as a replica starts
 };
 /// Prints prefill_tok_per_s and decode_tok_per_s; on a GPU a table over batches, contexts and prompt lengths, each time beside
 /// the least that memory bandwidth and arithmetic of this GPU allow. Returns the exit code.
 int run_bench_engine(const BenchEngineOptions& options);
+
+/// The hand-off between two processes, or through a running server.
+struct BenchHandoffOptions {
+    std::string devices;                  ///< GPUs of prefill and decode, e.g. "0,1"; "" pools in host memory
+    std::vector<std::string> movers;      ///< empty: all that the pools can use
+    std::vector<uint32_t> sizes_mib{2, 7, 14, 56, 112, 448};
+    std::vector<uint32_t> prompts{1024, 8192};  ///< lengths whose exposed time is measured
+    uint32_t rounds = 15;                 ///< of each measurement
+    uint32_t concurrent = 64;             ///< hand-offs open at once; 0: not measured
+    uint32_t concurrent_tokens = 0;       ///< of each; 0: 512 on GPUs, 64 in host memory
+    uint32_t layer_us = 300;              ///< host memory: a layer of a chunk ends that long after the one before
+    uint32_t chunk_tokens = 2048;
+    uint32_t block_tokens = 16;
+    std::string shape = "qwen3-0.6b";     ///< GPU: the model whose pages move and whose prompts are computed
+    uint32_t decode_batch = 32;           ///< GPU: sequences that decode beside pulls; 0: not measured
+    uint32_t decode_context = 1024;
+    std::vector<uint32_t> beside_ctas{0}; ///< GPU: CTAs of the copy kernels beside the batch, tried one after the other
+    uint32_t ctas = 0;                    ///< GPU: CTAs of the copy kernels; 0: the default
+    uint32_t nccl_ctas = 0, nccl_buffers = 0, nccl_buffer_mib = 0;  ///< see backend::LinkOptions
+    bool nccl_registered = false;
+    double link_gb_per_s = 450;           ///< what the way between two GPUs could carry, for the floors (NVLink 4)
+    bool json = false;
+    int peer_fd = -1;                     ///< set for the second process alone
+    // Through a server: the gap between token 1 and token 2 beside the other gaps.
+    std::string url, model, api_key;
+    uint32_t requests = 50, input_tokens = 512, output_tokens = 64;
+    uint32_t streams = 0;                 ///< that run meanwhile
+};
+/// Two processes with the real movers between them: time and bandwidth over sizes, what is exposed after a prompt's last
+/// layer, many hand-offs at once, and pulls beside a decoding batch, each beside the least it could take. With `url` the
+/// server's hand-offs as a client sees them. Prints a table or JSON. Returns the exit code: 1 where a pull failed.
+int run_bench_handoff(const BenchHandoffOptions& options);
 
 }  // namespace baton::cli

@@ -16,20 +16,6 @@ std::string version_text(int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-tl::unexpected<Error> no_devices(cudaError_t status) {
-    static_cast<void>(cudaGetLastError());
-    int driver = 0;
-    static_cast<void>(cudaDriverGetVersion(&driver));
-    const std::string text = cudaGetErrorString(status);
-    if (status == cudaErrorInsufficientDriver && driver == 0)
-        return fail(ErrorCode::kUnavailable, "no NVIDIA driver is installed (" + text + ")");
-    if (status == cudaErrorInsufficientDriver)
-        return fail(ErrorCode::kUnavailable, "the NVIDIA driver knows CUDA " + version_text(driver) + ", this build needs " +
-                                                 version_text(CUDART_VERSION) + " (" + text + ")");
-    if (status == cudaErrorNoDevice) return fail(ErrorCode::kUnavailable, "no GPU: " + text);
-    return fail(ErrorCode::kUnavailable, "the GPUs cannot be listed: " + text);
-}
-
 std::string uuid_text(const cudaUUID_t& uuid) {
     std::string out = "GPU-";
     for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
@@ -82,12 +68,27 @@ class Nvml {
 
 Expected<int> device_count() {
     int count = 0;
-    if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) return no_devices(status);
-    if (count == 0) return no_devices(cudaErrorNoDevice);
-    return count;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaSuccess && count > 0) return count;
+    if (status == cudaSuccess) status = cudaErrorNoDevice;
+    static_cast<void>(cudaGetLastError());
+    int driver = 0;
+    static_cast<void>(cudaDriverGetVersion(&driver));
+    return fail(no_devices(status, driver));
 }
 
 }  // namespace
+
+Error no_devices(cudaError_t status, int driver) {
+    const std::string text = cudaGetErrorString(status);
+    if (status == cudaErrorInsufficientDriver && driver == 0)
+        return {ErrorCode::kUnavailable, "no NVIDIA driver is installed (" + text + ")", ""};
+    if (status == cudaErrorInsufficientDriver)
+        return {ErrorCode::kUnavailable, "the NVIDIA driver knows CUDA " + version_text(driver) + ", this build needs " +
+                                                 version_text(CUDART_VERSION) + " (" + text + ")", ""};
+    if (status == cudaErrorNoDevice) return {ErrorCode::kUnavailable, "no GPU: " + text, ""};
+    return {ErrorCode::kUnavailable, "the GPUs cannot be listed: " + text, ""};
+}
 
 Expected<std::vector<CudaDevice>> list_devices() {
     BATON_TRY_ASSIGN(const int count, device_count());
