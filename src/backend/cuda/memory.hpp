@@ -2,13 +2,21 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "backend/cuda/check.hpp"
 
 /// Owners of what the CUDA runtime hands out.
 namespace baton::backend::cuda {
+
+/// Bytes of device memory that this process's buffers have. What is free on the device says less where others use it too.
+[[nodiscard]] inline std::atomic<uint64_t>& device_bytes_held() {
+    static std::atomic<uint64_t> bytes{0};
+    return bytes;
+}
 
 /// Memory that `Free` gives back.
 template <cudaError_t (*Free)(void*)>
@@ -23,7 +31,9 @@ class Memory {
         return *this;
     }
     ~Memory() {
-        if (data_ != nullptr) static_cast<void>(Free(data_));
+        if (data_ == nullptr) return;
+        static_cast<void>(Free(data_));
+        if constexpr (Free == cudaFree) device_bytes_held() -= bytes_;
     }
     template <class T>
     [[nodiscard]] T* as() const {
@@ -53,6 +63,7 @@ class DeviceBuffer : public Memory<cudaFree> {
                                                      std::to_string(free) + " free of " + std::to_string(total) + " (" +
                                                      cudaGetErrorString(status) + ")");
         }
+        device_bytes_held() += bytes;
         return DeviceBuffer(data, bytes);
     }
 };
