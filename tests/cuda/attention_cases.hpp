@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/attention.hpp"
@@ -60,6 +62,23 @@ class DeviceArray {
     T* data_ = nullptr;
     size_t size_;
 };
+
+/// Runs `work(i)` for all i below n on all cores.
+template <class F>
+void for_each_index(size_t n, const F& work) {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < std::min<size_t>(n, std::max(1u, std::thread::hardware_concurrency())); ++t)
+        threads.emplace_back([&] {
+            for (size_t i = next++; i < n; i = next++)
+                work(i);
+        });
+    for (std::thread& t : threads)
+        t.join();
+}
+
+/// Whether the tests take fewer shapes: under compute-sanitizer, where a kernel takes some thousand times as long.
+inline bool reduced() { return std::getenv("BATON_TEST_REDUCED") != nullptr; }
 
 inline uint16_t to_bits(Elem e, float v) {
     uint16_t bits;

@@ -58,6 +58,10 @@ struct DecodeAttention {
     /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
     /// them. The kernel then reads them before its dependency wait.
     bool early = false;
+    /// With `fused`, or null: the pages of the layer that comes next over the same blocks and lengths. Each thread block brings
+    /// what it will read first there, `next_tiles` tiles, into L2, while the products between leave memory idle (sm_90).
+    const KvView* next = nullptr;
+    uint32_t next_tiles = 0;
     void* workspace = nullptr;         ///< the most of decode_workspace_bytes(), zeroed once; calls of any batch share it
     uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };

@@ -13,10 +13,10 @@
 /// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
 /// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
 /// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
-/// the parts together.
+/// the parts together. A block begins with the context that goes on in the next block, and ends with one of its own.
 ///
-/// For few contexts the launch has a cluster of blocks for each. Where the lengths are even enough a cluster then takes its
-/// own context, and its blocks hand their parts to the last of them through shared memory: that takes half the time.
+/// For few contexts the launch has a cluster of blocks for each (attention_decode_cluster.cuh). Where the lengths are even
+/// enough a cluster then takes its own context, which is quicker to begin and to end.
 ///
 /// Within a tile each warp owns kSlice tokens, with its own ring of stages in shared memory and its own running maximum,
 /// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores, turned so that
@@ -54,6 +54,9 @@ struct DecodeParams {
     int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
     int cluster;       ///< blocks of a cluster
     bool early;
+    const T* next_k;   ///< pages of the layer after this, or null
+    const T* next_v;
+    int next_tiles;    ///< of each block's share that are brought into L2 for it
     // Where the kernel norms, rotates and appends by itself.
     const T* qkv;
     const float* q_norm;
@@ -86,11 +89,12 @@ struct DecodeShape {
     static constexpr int kMarksAt = kRawAt + 2 * kRawBytes;
     static constexpr int kScanAt = kMarksAt + WARPS * 8 * 8;
     static constexpr int kTableAt = kScanAt + 128;
-    /// Behind the lengths: marks [cluster, 8] and parts [cluster, group, D] of a cluster's blocks.
+    /// Behind the lengths, of a cluster's blocks: a barrier, marks [cluster, 8] and parts [cluster, group, D].
     static constexpr __host__ __device__ int cluster_at(int sequences) { return (kTableAt + (2 * sequences + 1) * 4 + 15) / 16 * 16; }
+    static constexpr int kClusterMarks = 16;
     static constexpr size_t shared(uint32_t sequences, uint32_t cluster, uint32_t group) {
         const auto end = static_cast<size_t>(cluster_at(static_cast<int>(sequences)));
-        return cluster > 1 ? end + cluster * (8 * sizeof(float2) + group * D * sizeof(float)) : end;
+        return cluster > 1 ? end + kClusterMarks + cluster * (8 * sizeof(float2) + group * D * sizeof(float)) : end;
     }
     static_assert(8 * kPad * 4 <= kStageBytes);
 };
@@ -125,6 +129,7 @@ struct Decode {
     int lane;
     bool fused;
     uint32_t ring;   ///< shared address of this warp's stages
+    uint64_t policy; ///< K and V are read once: they do not push out of L2 what is read again
 
     /// Block numbers of the warp's slice, -1 where nothing is to be read.
     __device__ __forceinline__ void look_up(int (&ids)[kLookups], const DecodeWalk& w) const {
@@ -154,15 +159,31 @@ struct Decode {
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16_of_line(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable);
+                dev::copy16_of_stream(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable, policy);
             }
 #pragma unroll
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16_of_line(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable);
+                dev::copy16_of_stream(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable, policy);
             }
         }
+    }
+
+    /// Asks L2 for the slices of `count` tiles that this warp reads first in this layer, but of the next; `walk` gives the n-th.
+    /// A lane a piece of 16 tokens of K or V, which is one run of memory.
+    template <class Walk>
+    __device__ __forceinline__ void fetch_next_layer(int count, const Walk& walk) const {
+        const int tile = lane / (2 * kLookups);
+        if (p.next_k == nullptr || tile >= min(count, p.next_tiles))
+            return;
+        const DecodeWalk w = walk(tile);
+        const int token = w.tile * Shape::kTile + warp * Shape::kSlice + lane / 2 % kLookups * 16;
+        if (token >= w.length)
+            return;
+        const int64_t id = __ldg(p.blocks + static_cast<int64_t>(w.sequence) * p.blocks_stride + (token >> p.block_shift));
+        const int row = (w.head << p.block_shift) + (token & ((1 << p.block_shift) - 1));
+        dev::prefetch_run((lane & 1) == 0 ? p.next_k : p.next_v, id * p.block_stride + static_cast<int64_t>(row) * D, 16 * Shape::kRowBytes);
     }
 
     __device__ __forceinline__ const float2* turns_of(const DecodeWalk& w) const {
@@ -345,10 +366,25 @@ struct Decode {
         }
     }
 
-    /// Joins the warps' states through their stage `stage`; writes the output, or hands in the part, and, as the last of the
-    /// context's blocks, puts the parts together. All threads; ends with a barrier.
-    __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
-                                        const int* before, bool clustered) const {
+    /// This warp's slice of tile `w`, which lies in a stage, its new token included.
+    __device__ __forceinline__ void add_tile(DecodeState<D>& a, const uint32_t (&q)[D / 16][2], const DecodeWalk& w, int stage, int slot) const {
+        const int first = w.tile * Shape::kTile + warp * Shape::kSlice;
+        if (first >= w.length)
+            return;
+        if (fused && w.length - 1 - first < Shape::kSlice)
+            put_new_token(w, w.length - 1 - first, slot, shared + (warp * STAGES + stage) * Shape::kStageBytes);
+        add_slice(a, q, ring + static_cast<uint32_t>(stage * Shape::kStageBytes), w.length - first);
+    }
+
+    /// Heads that the group lacks: their columns are never written, but should hold numbers.
+    __device__ __forceinline__ void clear_missing_heads() const {
+        for (int i = p.group * Shape::kRowBytes / 16 + static_cast<int>(threadIdx.x); i < Shape::kQBytes / 16; i += Shape::kThreads)
+            reinterpret_cast<uint4*>(shared + Shape::kRingBytes)[i] = make_uint4(0, 0, 0, 0);
+    }
+
+    /// The warps' states into their stage `stage`, for all to read. All threads; ends with a barrier.
+    __device__ __forceinline__ void lay_out(DecodeState<D>& a, int stage) const {
+        __syncwarp();  // all lanes have read the stage that the outputs go to
         float* mine = reinterpret_cast<float*>(shared + (warp * STAGES + stage) * Shape::kStageBytes);
         float2* marks = reinterpret_cast<float2*>(shared + Shape::kMarksAt);
 #pragma unroll
@@ -366,6 +402,42 @@ struct Decode {
                 marks[warp * 8 + head] = make_float2(a.top[h], sum);
         }
         __syncthreads();
+    }
+    /// Elements d and d + 1 of head h over all warps, not divided by the sum; `mark` their largest score and sum.
+    __device__ __forceinline__ float2 over_warps(int h, int d, int stage, float2& mark) const {
+        const float2* marks = reinterpret_cast<const float2*>(shared + Shape::kMarksAt);
+        float2 m[WARPS];
+        float top = dev::minus_infinity();
+#pragma unroll
+        for (int x = 0; x < WARPS; ++x) {
+            m[x] = marks[x * 8 + h];
+            top = fmaxf(top, m[x].x);
+        }
+        float all = 0;
+        float2 out{};
+#pragma unroll
+        for (int x = 0; x < WARPS; ++x) {
+            const float factor = dev::exp2_fast(m[x].x - top);
+            const float2 o = *reinterpret_cast<const float2*>(shared + (x * STAGES + stage) * Shape::kStageBytes +
+                                                              (h * Shape::kPad + d) * 4);
+            all = fmaf(m[x].y, factor, all);
+            out.x = fmaf(o.x, factor, out.x);
+            out.y = fmaf(o.y, factor, out.y);
+        }
+        mark = make_float2(top, all);
+        return out;
+    }
+    /// Writes two elements of an output row, divided by their sum.
+    __device__ __forceinline__ void put(int sequence, int head, int element, float2 out, float all) const {
+        *reinterpret_cast<uint32_t*>(p.out + (static_cast<int64_t>(sequence) * p.heads + head * p.group) * D + element) =
+            N::pack(out.x / all, out.y / all);
+    }
+
+    /// Joins the warps' states through their stage `stage`; writes the output, or hands in the part, and, as the last of the
+    /// context's blocks, puts the parts together. All threads; ends with a barrier.
+    __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
+                                        const int* before) const {
+        lay_out(a, stage);
         const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
         const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
         const int first = shares.owner(line);
@@ -373,68 +445,22 @@ struct Decode {
         // A block's part of a context that begins inside its share lies behind that of its first one.
         auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
         const int slot = slot_of(block);
-        const int rank = block % p.cluster;
-        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
+        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
-            float top = dev::minus_infinity();
-#pragma unroll
-            for (int x = 0; x < WARPS; ++x)
-                top = fmaxf(top, marks[x * 8 + h].x);
-            float all = 0;
-            float out = 0;
-#pragma unroll
-            for (int x = 0; x < WARPS; ++x) {
-                const float2 m = marks[x * 8 + h];
-                const float factor = dev::exp2_fast(m.x - top);
-                all = fmaf(m.y, factor, all);
-                out = fmaf(reinterpret_cast<const float*>(shared + (x * STAGES + stage) * Shape::kStageBytes)[h * Shape::kPad + d],
-                           factor, out);
-            }
+            float2 mark;
+            const float2 out = over_warps(h, d, stage, mark);
             if (complete) {
-                p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
-            } else if (clustered) {
-                const uint32_t base = dev::address_in(dev::shared_address(shared + Shape::cluster_at(p.sequences)),
-                                                      static_cast<uint32_t>(p.cluster - 1));
-                dev::store_in_cluster(base + static_cast<uint32_t>(p.cluster * 64 + (rank * p.group * D + i) * 4), out);
-                if (d == 0) {
-                    const uint32_t to = base + static_cast<uint32_t>((rank * 8 + h) * 8);
-                    dev::store_in_cluster(to, top);
-                    dev::store_in_cluster(to + 4, all);
-                }
+                put(w.sequence, w.head, i, out, mark.y);
             } else {
-                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
+                __stcg(reinterpret_cast<float2*>(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d), out);
                 if (d == 0)
-                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
+                    __stcg(p.marks + slot * 8 + h, mark);
             }
         }
-        if (!complete && !clustered)
+        if (!complete)
             join_parts(w, first, shares.owner(line + w.tiles - 1), slot_of(first));
         __syncthreads();
-    }
-
-    /// Puts together the parts of a cluster's context of `tiles` tiles, in its last block after all have handed theirs in.
-    __device__ __forceinline__ void join_cluster(int sequence, int head, int tiles) const {
-        const float2* marks = reinterpret_cast<const float2*>(shared + Shape::cluster_at(p.sequences));
-        const float* parts = reinterpret_cast<const float*>(marks + p.cluster * 8);
-        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
-            const int h = i / D;
-            float top = dev::minus_infinity();
-            float all = 0;
-            float out = 0;
-            for (int r = 0; r < p.cluster; ++r) {
-                if (tiles * r / p.cluster == tiles * (r + 1) / p.cluster)
-                    continue;  // it had no tile
-                const float2 m = marks[r * 8 + h];
-                const float high = fmaxf(top, m.x);
-                const float shrink = dev::exp2_fast(top - high);
-                const float factor = dev::exp2_fast(m.x - high);
-                all = fmaf(m.y, factor, all * shrink);
-                out = fmaf(parts[r * p.group * D + i], factor, out * shrink);
-                top = high;
-            }
-            p.out[(static_cast<int64_t>(sequence) * p.heads + head * p.group) * D + i] = N::from_float(out / all);
-        }
     }
 
     /// Counts this block's part in; the last block puts parts `first` … `last` together.
@@ -453,21 +479,21 @@ struct Decode {
         if (threadIdx.x == 0)
             *arrived = 0;
         constexpr int kBatch = 8;
-        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
+        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
             float top = dev::minus_infinity();
             float all = 0;
-            float out = 0;
+            float2 out{};
             for (int b0 = first; b0 <= last; b0 += kBatch) {
                 float2 m[kBatch];
-                float o[kBatch];
+                float2 o[kBatch];
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x) {
                     const int b = b0 + x;
                     const int slot = b == first ? first_slot : 2 * b;
                     m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
-                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
+                    o[x] = b <= last ? __ldcg(reinterpret_cast<const float2*>(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d)) : float2{};
                 }
                 float high = top;
 #pragma unroll
@@ -475,19 +501,27 @@ struct Decode {
                     high = fmaxf(high, m[x].x);
                 const float shrink = dev::exp2_fast(top - high);
                 all *= shrink;
-                out *= shrink;
+                out.x *= shrink;
+                out.y *= shrink;
                 top = high;
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x) {
                     const float factor = dev::exp2_fast(m[x].x - high);
                     all = fmaf(m[x].y, factor, all);
-                    out = fmaf(o[x], factor, out);
+                    out.x = fmaf(o[x].x, factor, out.x);
+                    out.y = fmaf(o[x].y, factor, out.y);
                 }
             }
-            p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
+            put(w.sequence, w.head, i, out, all);
         }
     }
 };
+
+}  // namespace baton::backend::cuda
+
+#include "backend/cuda/attention_decode_cluster.cuh"
+
+namespace baton::backend::cuda {
 
 template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
 __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams<E> p) {
@@ -495,50 +529,59 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     using Work = Decode<E, D, WARPS, STAGES, SIZE>;
     extern __shared__ __align__(1024) unsigned char shared[];
     dev::launch_dependents();
+    const Work work{p, shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32, p.qkv != nullptr,
+                    dev::shared_address(shared) + threadIdx.x / 32 * static_cast<uint32_t>(STAGES * Shape::kStageBytes),
+                    dev::read_once_policy()};
+    ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
     if (p.cluster > 1)
-        dev::cluster_arrive();  // "has started"
+        cluster.announce();
     if (!p.early)
         dev::wait_for_earlier();
+    if (p.cluster > 1 && cluster.takes()) {
+        cluster.run();
+        return;
+    }
 
     int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
     int* before = lengths + p.sequences;
-    const int most = scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before,
-                                                                 reinterpret_cast<int*>(shared + Shape::kScanAt));
-    const int total = before[p.sequences] * p.kv_heads;
-    const DecodeShares shares(total, static_cast<int>(gridDim.x));
-    const int block = static_cast<int>(blockIdx.x);
-    int begin = shares.begin(block);
-    int count = shares.begin(block + 1) - begin;
-    // A cluster for each context, unless the longest would then take longer than an even share by more than a tile.
-    const bool clustered = p.cluster > 1 && (most + p.cluster - 1) / p.cluster <= shares.each + (shares.more > 0 ? 2 : 1);
-    const int cluster_sequence = block / p.cluster / p.kv_heads;
-    const int cluster_head = block / p.cluster % p.kv_heads;
-    int cluster_tiles = 0;
-    if (clustered) {
-        cluster_tiles = before[cluster_sequence + 1] - before[cluster_sequence];
-        const int from = cluster_tiles * (block % p.cluster) / p.cluster;
-        begin = before[cluster_sequence] * p.kv_heads + cluster_head * cluster_tiles + from;
-        count = cluster_tiles * (block % p.cluster + 1) / p.cluster - from;
-    }
-
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const Work work{p, shared, warp, lane, p.qkv != nullptr,
-                    dev::shared_address(shared) + static_cast<uint32_t>(warp * STAGES * Shape::kStageBytes)};
+    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
+    const DecodeShares shares(before[p.sequences] * p.kv_heads, static_cast<int>(gridDim.x));
+    const int begin = shares.begin(static_cast<int>(blockIdx.x));
+    const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
+    // Contexts that go on in the next block come first, so that the parts are put together while all are still at work, and
+    // a block's last context is its own.
+    const auto walk_from_begin = [&] { return walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads); };
     DecodeWalk now{};
-    DecodeWalk ahead{};
+    int now_at = 0;  ///< place in the block's share
     int ids[Work::kLookups];
     if (count > 0) {
-        now = walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads);
-        ahead = now;
-        work.look_up(ids, ahead);
+        now = walk_to<Shape::kTile>(begin + count - 1, lengths, before, p.sequences, p.kv_heads);
+        if (now.tile < now.tiles - 1 && now.tile < count - 1) {
+            now_at = count - 1 - now.tile;
+            now.tile = 0;
+        } else {
+            now = walk_from_begin();
+        }
+        work.look_up(ids, now);
     }
+    const int first_at = now_at;
+    DecodeWalk ahead = now;
+    int ahead_at = now_at;
+    const auto advance = [&](DecodeWalk& w, int& at) {
+        if (++at < count) {
+            step<Shape::kTile>(w, lengths, p.sequences, p.kv_heads);
+        } else {
+            at = 0;
+            w = walk_from_begin();
+        }
+    };
     auto fetch_next = [&](int i) {
         if (i < count) {
             work.fetch(ids, ahead, i % STAGES);
-            step<Shape::kTile>(ahead, lengths, p.sequences, p.kv_heads);
-            if (i + 1 < count)
+            if (i + 1 < count) {
+                advance(ahead, ahead_at);
                 work.look_up(ids, ahead);
+            }
         }
         dev::copy_commit();
     };
@@ -556,17 +599,12 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
             for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
                 reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
 
-    // Heads that the group lacks: their columns are never written, but should hold numbers.
-    for (int i = p.group * Shape::kRowBytes / 16 + static_cast<int>(threadIdx.x); i < Shape::kQBytes / 16; i += Shape::kThreads)
-        reinterpret_cast<uint4*>(shared + Shape::kRingBytes)[i] = make_uint4(0, 0, 0, 0);
-
+    work.clear_missing_heads();
     uint32_t q[D / 16][2];
     DecodeState<D> state;
     int first_tile = -1;
     int contexts = 0;
     int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
-    if (p.cluster > 1)
-        dev::cluster_wait();  // all have started: their shared memory may be written
     for (int i = 0; i < count; ++i) {
         if (first_tile < 0) {
             first_tile = now.tile;
@@ -578,11 +616,13 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
             }
             if (contexts > 0)
                 work.load_constants(constants, now);
-            work.begin(now, now.tiles - now.tile <= count - i, contexts == 0 ? -1 : contexts & 1, constants, q);
+            const int here = min(now.tiles - now.tile, count - now_at);  // its tiles in this block
+            work.begin(now, here == now.tiles - now.tile, contexts == 0 ? -1 : contexts & 1, constants, q);
             state.clear();
             ++contexts;
-            if (now.tiles - now.tile < count - i) {
-                const DecodeWalk next = next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
+            if (i + here < count) {
+                const DecodeWalk next = now_at + here < count ? next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads)
+                                                              : walk_from_begin();
                 work.fetch_rows(next, contexts & 1);
                 work.prefetch_constants(next);
                 rows_since = i + STAGES - 1;
@@ -591,24 +631,17 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
         dev::copy_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
         fetch_next(i + STAGES - 1);
-        const int first = now.tile * Shape::kTile + warp * Shape::kSlice;
-        const int stage = i % STAGES;
-        if (first < now.length) {
-            if (work.fused && now.length - 1 - first < Shape::kSlice)
-                work.put_new_token(now, now.length - 1 - first, constants.slot, shared + (warp * STAGES + stage) * Shape::kStageBytes);
-            work.add_slice(state, q, work.ring + static_cast<uint32_t>(stage * Shape::kStageBytes), now.length - first);
-        }
-        if (now.tile == now.tiles - 1 || i == count - 1) {
-            work.end(state, now, first_tile, stage, shares, before, clustered);
+        if (i == max(0, count - STAGES))  // all of this block's own are on their way
+            work.fetch_next_layer(count - first_at, [&](int n) {
+                return walk_to<Shape::kTile>(begin + first_at + n, lengths, before, p.sequences, p.kv_heads);
+            });
+        work.add_tile(state, q, now, i % STAGES, constants.slot);
+        if (now.tile == now.tiles - 1 || now_at == count - 1) {
+            work.end(state, now, first_tile, i % STAGES, shares, before);
             first_tile = -1;
         }
-        step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
-    }
-    if (clustered && cluster_tiles > 1) {
-        dev::cluster_arrive();
-        dev::cluster_wait();
-        if (block % p.cluster == p.cluster - 1)
-            work.join_cluster(cluster_sequence, cluster_head, cluster_tiles);
+        if (i + 1 < count)
+            advance(now, now_at);
     }
 }
 
@@ -639,6 +672,11 @@ DecodeParams<E> decode_params(const DecodeAttention& a) {
     p.parts = reinterpret_cast<float*>(bytes);
     if (a.fused != nullptr) {
         p.early = a.early;
+        if (a.next != nullptr) {
+            p.next_k = static_cast<const T*>(a.next->k);
+            p.next_v = static_cast<const T*>(a.next->v);
+            p.next_tiles = static_cast<int>(a.next_tiles);
+        }
         p.qkv = static_cast<const T*>(a.fused->qkv);
         p.q_norm = a.fused->q_norm;
         p.k_norm = a.fused->k_norm;

@@ -27,27 +27,23 @@ struct DecodeShares {
     }
 };
 
-/// Lengths and the running sum of tiles of all sequences into shared memory; returns the most tiles a sequence has.
+/// Lengths and the running sum of tiles of all sequences into shared memory.
 template <int THREADS, int TILE>
-__device__ __forceinline__ int scan_lengths(const int32_t* kv_len, int sequences, int* lengths, int* before, int* scratch) {
+__device__ __forceinline__ void scan_lengths(const int32_t* kv_len, int sequences, int* lengths, int* before, int* scratch) {
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t & 31;
     int carry = 0;
-    int most = 0;
     for (int base = 0; base < sequences; base += THREADS) {
         const int s = base + t;
         const int length = s < sequences ? max(0, __ldg(kv_len + s)) : 0;
         int sum = (length + TILE - 1) / TILE;
-        const int high = __reduce_max_sync(0xffffffffu, sum);
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {
             const int other = __shfl_up_sync(0xffffffffu, sum, o);
             sum += lane >= o ? other : 0;
         }
-        if (lane == 31) {
+        if (lane == 31)
             scratch[t / 32] = sum;
-            scratch[THREADS / 32 + t / 32] = high;
-        }
         __syncthreads();
         int total = 0;
 #pragma unroll
@@ -55,7 +51,6 @@ __device__ __forceinline__ int scan_lengths(const int32_t* kv_len, int sequences
             if (w < t / 32)
                 sum += scratch[w];
             total += scratch[w];
-            most = max(most, scratch[THREADS / 32 + w]);
         }
         if (s < sequences) {
             lengths[s] = length;
@@ -67,7 +62,6 @@ __device__ __forceinline__ int scan_lengths(const int32_t* kv_len, int sequences
     if (t == 0)
         before[0] = 0;
     __syncthreads();
-    return most;
 }
 
 template <int TILE>

@@ -33,6 +33,58 @@ __device__ __forceinline__ float column_sum(float v) {
     return v + __shfl_xor_sync(0xffffffffu, v, 16);
 }
 
+/// A barrier in shared memory that the bytes sent to it count up; the blocks of the cluster see it after their barrier's wait.
+__device__ __forceinline__ void cluster_barrier_init(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_barrier_expect(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+/// Waits for the bytes; once in the barrier's life.
+__device__ __forceinline__ void cluster_barrier_wait(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (done == 0)
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(barrier)
+            : "memory");
+#endif
+}
+/// Stores two numbers in a block of the cluster and counts their bytes at its barrier.
+__device__ __forceinline__ void send_in_cluster(uint32_t to, float2 v, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y),
+                 "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/// Policy for copies of what is read once.
+__device__ __forceinline__ uint64_t read_once_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+/// As copy16_of_line, with a policy for L2.
+__device__ __forceinline__ void copy16_of_stream(uint32_t to, const void* from, bool read, uint64_t policy) {
+    const int bytes = read ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+/// Asks L2 for `bytes` (a multiple of 16) that begin `offset` elements after `base`; sm_90.
+template <class T>
+__device__ __forceinline__ void prefetch_run(const T* base, int64_t offset, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(base + offset), "r"(bytes) : "memory");
+#endif
+}
+
 }  // namespace baton::backend::cuda::dev
 
 namespace baton::backend::cuda {

@@ -323,6 +323,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
     // Through the warp's own rows of the query tile, so that 16-byte pieces are written.
     if (!active)
         return;
+    __syncwarp();  // all lanes have read the queries
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

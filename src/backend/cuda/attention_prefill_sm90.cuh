@@ -91,7 +91,7 @@ __device__ __forceinline__ void produce(const PrefillParams90<E>& p, uint32_t sh
         const int kv_head = number % b.kv_heads;
         const PrefillTile t = find_tile(b.row_begin, b.sequences, b.group, Shape::kRows, number / b.kv_heads);
         if (t.sequence < 0)
-            continue;
+            break;  // tiles of later rounds lie further on
         const int length = __ldg(b.kv_len + t.sequence);
         if (length <= 0)
             continue;
@@ -372,7 +372,7 @@ struct Consumer90 {
             t.tile = dev::uniform(t.tile);
             t.rows = dev::uniform(t.rows);
             if (t.sequence < 0)
-                continue;
+                break;
             const int length = dev::uniform(__ldg(p.base.kv_len + t.sequence));
             if (length <= 0) {
                 if (group_index == 0)

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/attention_decode.cuh"
+
+/// Decode attention by a cluster of thread blocks a context; part of attention_decode.cuh.
+///
+/// Block r of a cluster of n takes the tiles r, r + n, … of its context: its first one does not depend on the length, so the
+/// block numbers are asked for together with the length, and neither waits for a barrier. Each block hands its part to the
+/// last one, straight into its shared memory, and leaves; the bytes count up a barrier there.
+namespace baton::backend::cuda {
+
+template <Elem E, int D, int WARPS, int STAGES, int SIZE>
+struct ClusterDecode {
+    using Work = Decode<E, D, WARPS, STAGES, SIZE>;
+    using Shape = typename Work::Shape;
+    static constexpr int kBlocksMax = 8;
+
+    const Work& work;
+    DecodeWalk now{};  ///< this block's first tile
+    int rank = 0;
+    int ids[Work::kLookups] = {};
+
+    __device__ __forceinline__ uint32_t room() const {
+        return dev::shared_address(work.shared) + static_cast<uint32_t>(Shape::cluster_at(work.p.sequences));
+    }
+    /// Makes the barrier and says that this block has started.
+    __device__ __forceinline__ void announce() {
+        rank = static_cast<int>(blockIdx.x) % work.p.cluster;
+        if (threadIdx.x == 0)
+            dev::cluster_barrier_init(room());
+        __syncwarp();
+        dev::cluster_arrive();
+    }
+
+    /// Whether the lengths are even enough: not if the longest would take longer than an even share by more than a tile. All warps
+    /// find the same.
+    __device__ __forceinline__ bool takes() {
+        const auto& p = work.p;
+        if (p.sequences > 32)
+            return false;
+        const int context = static_cast<int>(blockIdx.x) / p.cluster;
+        now.sequence = context / p.kv_heads;
+        now.head = context % p.kv_heads;
+        now.tile = rank;
+        const int mine = work.lane < p.sequences ? max(0, __ldg(p.kv_len + work.lane)) : 0;
+        const int32_t* table = p.blocks + static_cast<int64_t>(now.sequence) * p.blocks_stride;
+#pragma unroll
+        for (int j = 0; j < Work::kLookups; ++j)
+            ids[j] = __ldg(table + min(token_of(j) >> p.block_shift, p.blocks_stride - 1));
+        const int tiles = (mine + Shape::kTile - 1) / Shape::kTile;
+        const int total = __reduce_add_sync(0xffffffffu, tiles) * p.kv_heads;
+        const int most = __reduce_max_sync(0xffffffffu, tiles);
+        const int grid = static_cast<int>(gridDim.x);
+        const int each = total / grid;
+        now.length = __shfl_sync(0xffffffffu, mine, now.sequence);
+        now.tiles = (now.length + Shape::kTile - 1) / Shape::kTile;
+#pragma unroll
+        for (int j = 0; j < Work::kLookups; ++j)
+            ids[j] = token_of(j) < now.length - (work.fused ? 1 : 0) ? ids[j] : -1;
+        return (most + p.cluster - 1) / p.cluster <= each + (total > each * grid ? 2 : 1);
+    }
+
+    __device__ __forceinline__ void run() {
+        const auto& p = work.p;
+        const int count = rank < now.tiles ? (now.tiles - rank + p.cluster - 1) / p.cluster : 0;
+        DecodeWalk ahead = now;
+        auto fetch_next = [&](int i) {
+            if (i < count) {
+                work.fetch(ids, ahead, i % STAGES);
+                ahead.tile += p.cluster;
+                if (i + 1 < count)
+                    work.look_up(ids, ahead);
+            }
+            dev::copy_commit();
+        };
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; ++i)
+            fetch_next(i);
+        typename Work::Constants constants;
+        if (count > 0)
+            work.load_constants(constants, now);
+        if (p.early)
+            dev::wait_for_earlier();
+        if (now.length == 0 && rank == 0)
+            for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads)
+                work.put(now.sequence, now.head, i, float2{}, 1.0f);
+        work.clear_missing_heads();
+
+        int last_stage = 0;
+        DecodeState<D> state;
+        if (count > 0) {
+            uint32_t q[D / 16][2];
+            work.begin(now, (now.tiles - 1) % p.cluster == rank, -1, constants, q);
+            state.clear();
+            for (int i = 0; i < count; ++i) {
+                dev::copy_wait<STAGES - 2>();
+                __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
+                fetch_next(i + STAGES - 1);
+                if (i == max(0, count - STAGES))  // all of this block's own are on their way
+                    work.fetch_next_layer(count, [&](int n) {
+                        DecodeWalk w = now;
+                        w.tile = rank + n * p.cluster;
+                        return w;
+                    });
+                last_stage = i % STAGES;
+                work.add_tile(state, q, now, last_stage, constants.slot);
+                now.tile += p.cluster;
+            }
+            work.lay_out(state, last_stage);
+        }
+        dev::cluster_wait();  // all have started: their shared memory may be written
+        hand_in(count > 0, last_stage);
+        if (now.tiles > 1 && rank == p.cluster - 1)
+            join();
+    }
+
+  private:
+    __device__ __forceinline__ int token_of(int lookup) const { return rank * Shape::kTile + work.warp * Shape::kSlice + 16 * lookup; }
+    /// Bytes of a block's part: marks and outputs.
+    __device__ __forceinline__ int part_bytes() const { return work.p.group * (D + 2) * 4; }
+
+    __device__ __forceinline__ void hand_in(bool any, int stage) const {
+        const auto& p = work.p;
+        const auto last = static_cast<uint32_t>(p.cluster - 1);
+        if (now.tiles > 1 && rank == p.cluster - 1 && threadIdx.x == 0)
+            dev::cluster_barrier_expect(room(), static_cast<uint32_t>(min(now.tiles, p.cluster) * part_bytes()));
+        if (!any)
+            return;
+        const uint32_t barrier = dev::address_in(room(), last);
+        const uint32_t marks = barrier + static_cast<uint32_t>(Shape::kClusterMarks + rank * 64);
+        const uint32_t part = barrier + static_cast<uint32_t>(Shape::kClusterMarks + p.cluster * 64 + rank * p.group * D * 4);
+        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
+            float2 mark;
+            const float2 out = work.over_warps(i / D, i % D, stage, mark);
+            if (now.tiles == 1) {
+                work.put(now.sequence, now.head, i, out, mark.y);
+                continue;
+            }
+            dev::send_in_cluster(part + static_cast<uint32_t>(i * 4), out, barrier);
+            if (i % D == 0)
+                dev::send_in_cluster(marks + static_cast<uint32_t>(i / D * 8), mark, barrier);
+        }
+    }
+
+    /// Puts the parts of all blocks together, in the order of the blocks.
+    __device__ __forceinline__ void join() const {
+        const auto& p = work.p;
+        const int parts = min(now.tiles, p.cluster);
+        const unsigned char* from = work.shared + Shape::cluster_at(p.sequences) + Shape::kClusterMarks;
+        dev::cluster_barrier_wait(room());
+        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
+            float2 m[kBlocksMax];
+            float2 o[kBlocksMax];
+            float top = dev::minus_infinity();
+#pragma unroll
+            for (int r = 0; r < kBlocksMax; ++r) {
+                const int at = r < parts ? r : 0;
+                m[r] = *reinterpret_cast<const float2*>(from + (at * 8 + i / D) * 8);
+                o[r] = *reinterpret_cast<const float2*>(from + p.cluster * 64 + (at * p.group * D + i) * 4);
+                top = fmaxf(top, m[r].x);
+            }
+            float all = 0;
+            float2 out{};
+#pragma unroll
+            for (int r = 0; r < kBlocksMax; ++r) {
+                const float factor = r < parts ? dev::exp2_fast(m[r].x - top) : 0.0f;
+                all = fmaf(m[r].y, factor, all);
+                out.x = fmaf(o[r].x, factor, out.x);
+                out.y = fmaf(o[r].y, factor, out.y);
+            }
+            work.put(now.sequence, now.head, i, out, all);
+        }
+    }
+};
+
+}  // namespace baton::backend::cuda
