@@ -277,25 +277,25 @@ def points_pair(t):
         yield f"{rate}/s 512/128", load(512, 128, "--rate", rate, "--warmup", rate // 2, "--duration", 4 * t)
 
 
-RATES = {"0.6b": ((32, 64, 128, 192, 256), (8, 24, 48, 72), (4, 12, 20, 28)),
-         "8b": ((8, 16, 32, 48, 64), (2, 5, 8, 12), (0.5, 1.5, 2.5, 3.5))}
+RATES = {"0.6b": ((64, 160, 256, 352), (8, 18, 28, 40), (4, 12, 20, 28)),
+         "8b": ((16, 40, 64, 88), (2, 5, 8, 11), (0.75, 1.5, 2.5, 3.5))}
 
 
 def points_sweep(t, model):
     short, middle, long = RATES[model]
-    s, drain = (3.5 if model == "0.6b" else 4) * t, 2
+    s, drain = (3 if model == "0.6b" else 3.5) * t, 1.5
     for rate in short:
         yield f"{rate}/s 512/128", load(512, 128, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", s, "--drain", drain, *slo(model))
     for rate in middle:
         yield f"{rate}/s 4k/256", load(4096, 256, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", s, "--drain", drain, *slo(model))
     for rate in long:
-        yield f"64 streams, 8k at {rate}/s", streams(64, round(1000 / rate, 3), s) + slo(model)
+        yield f"64 streams, 8k at {rate}/s", streams(64, round(1000 / rate, 3), s, drain=drain) + slo(model)
 
 
 PARTS = {"one": ("0.6b", ("hybrid",), lambda t: points_one(t), {"max_num_seqs": 512}),
          "pair": ("0.6b", ("pd", "two"), lambda t: points_pair(t), {}),
-         "sweep": ("0.6b", ("pd", "two"), lambda t: points_sweep(t, "0.6b"), {}),
-         "sweep8": ("8b", ("pd", "two"), lambda t: points_sweep(t, "8b"), {})}
+         "sweep": ("0.6b", ("pd", "two"), lambda t: points_sweep(t, "0.6b"), {"max_num_seqs": 512}),
+         "sweep8": ("8b", ("pd", "two"), lambda t: points_sweep(t, "8b"), {"max_num_seqs": 512})}
 SHAPES = {"0.6b": "qwen3-0.6b", "8b": "llama-3.1-8b"}
 
 
@@ -313,6 +313,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT") and pathlib.Path(os.environ["OUT"]))
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "baton-models")
     parser.add_argument("--only", help="regular expression: which points of the parts")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further point begins")
     parser.add_argument("--time", type=float, default=1.0, help="factor of the durations")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="a further key of the launch")
     parser.add_argument("--tiny", action="store_true")
@@ -330,10 +331,12 @@ def main():
             model, kinds, points, extra = PARTS[name]
             folder = model_folder(o, model)
             for kind in [half] if half else kinds:
+                if time.monotonic() - begin > o.limit:
+                    break
                 seconds = server.launch(folder, kind, {**extra, **keys})
                 print(f"{model} on {kind}: launched in {seconds:.1f} s, {time.monotonic() - begin:.0f} s into the run", flush=True)
                 for label, args in points(o.time):
-                    if not o.only or re.search(o.only, label):
+                    if (not o.only or re.search(o.only, label)) and time.monotonic() - begin < o.limit:
                         bench.point(server, kind, model, label, args)
                 server.terminate()
     finally:
