@@ -9,6 +9,10 @@ MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_BYTES=98362432
 MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
+# CUDA's compiler and libraries as Python packages, for a machine that has a driver and no toolkit.
+CUDA_VERSION=13.0
+CUDA_PACKAGES="nvidia-cuda-nvcc==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-crt==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.* nvidia-cublas==13.0.*"
+
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2
@@ -79,12 +83,97 @@ build_jobs() {
     echo $((processors < by_memory ? processors : by_memory))
 }
 
-# build PRESET TESTS TARGET...
+# The program nvidia-smi where a driver works; nothing where there is none.
+gpu_query() { command -v nvidia-smi >/dev/null && nvidia-smi "$@" 2>/dev/null; }
+
+# Sets CUDA_OPTIONS (for cmake) and CUDA_TARGETS (to build) for this machine's GPU: with the toolkit's compiler, else with one from
+# PyPI. Both are empty, with the reason said, where there is no GPU, its driver is too old, or no compiler can be had.
+detect_cuda() {
+    local driver nvcc capability
+    CUDA_OPTIONS=() CUDA_TARGETS=()
+    driver=$(gpu_query | grep -oE 'CUDA Version: *[0-9]+\.[0-9]+' | grep -oE '[0-9.]+$' || true)
+    if [ -z "$driver" ]; then
+        say "no NVIDIA driver (nvidia-smi finds none): this is for the CPU"
+        return
+    fi
+    if [ "${driver%%.*}" -lt "${CUDA_VERSION%%.*}" ]; then
+        say "the NVIDIA driver knows CUDA $driver, and $CUDA_VERSION is needed: this is for the CPU"
+        return
+    fi
+    if ! nvcc=$(find_nvcc || fetch_nvcc); then
+        say "no CUDA compiler: this is for the CPU"
+        return
+    fi
+    capability=$(gpu_query --query-gpu=compute_cap --format=csv,noheader | sort -u)
+    say "GPU: $(gpu_query --query-gpu=name --format=csv,noheader | sort | uniq -c | tr -s ' ' | sed 's/^ //' | paste -sd,), CUDA $driver, compiler $nvcc"
+    CUDA_OPTIONS=(-DBATON_CUDA=ON "-DBATON_NVCC=$nvcc" "-DCMAKE_CUDA_COMPILER=$nvcc" "-DBATON_CUDA_ARCHITECTURES=$(architectures "$capability")")
+    CUDA_TARGETS=(baton_cuda)
+}
+
+# architectures CAPABILITIES: what to compile for, given what GPUs of this machine can do ("9.0", a line each).
+architectures() {
+    local one list=
+    for one in $1; do
+        case $one in
+        8.9) list+="89-real;" ;;
+        8.*) list+="80-real;" ;;
+        9.0) list+="90a-real;" ;;
+        *) list+="80-virtual;" ;;
+        esac
+    done
+    echo "${list%;}" | tr ';' '\n' | sort -u | paste -sd';'
+}
+
+# The toolkit's compiler.
+find_nvcc() {
+    local path
+    for path in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
+        if [ -n "$path" ] && [ -x "$path" ]; then
+            echo "$path"
+            return
+        fi
+    done
+    return 1
+}
+
+# A compiler from PyPI, kept in the cache: prints its path.
+fetch_nvcc() {
+    local folder work
+    folder=$(cache_dir)/cuda-$CUDA_VERSION
+    if [ ! -x "$folder/bin/nvcc" ]; then
+        say "fetching CUDA's compiler and libraries from PyPI (530 MB)"
+        mkdir -p "$(cache_dir)" || return
+        work=$(mktemp -d "$(cache_dir)/cuda.XXXXXX") || return
+        # shellcheck disable=SC2086
+        if ! python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: --dest "$work" $CUDA_PACKAGES >&2 ||
+            ! unpack_cuda "$work" >&2; then
+            rm -rf "$work"
+            say "cannot get $CUDA_PACKAGES with pip: is there a network or a package mirror configured?"
+            return 1
+        fi
+        rm -rf "$folder"
+        mv "$work/nvidia/cu13" "$folder" || return
+        rm -rf "$work"
+    fi
+    echo "$folder/bin/nvcc"
+}
+
+# unpack_cuda FOLDER: its wheels, with the run bits and names of libraries that a toolkit has.
+unpack_cuda() {
+    local wheel root=$1/nvidia/cu13 library
+    for wheel in "$1"/*.whl; do python3 -m zipfile -e "$wheel" "$1" || return; done
+    chmod +x "$root"/bin/* "$root"/nvvm/bin/* || return
+    for library in "$root"/lib/*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so" || return; done
+    ln -sfn lib "$root/lib64"
+    "$root/bin/nvcc" --version
+}
+
+# build PRESET TESTS TARGET...; CUDA_OPTIONS as detect_cuda sets them.
 build() {
     local preset=$1 tests=$2
     shift 2
     say "building ($preset)"
-    cmake --preset "$preset" -DBATON_TESTS="$tests" >"$ROOT/build/$preset.configure.log" 2>&1 ||
+    cmake --preset "$preset" -DBATON_TESTS="$tests" ${CUDA_OPTIONS[@]+"${CUDA_OPTIONS[@]}"} >"$ROOT/build/$preset.configure.log" 2>&1 ||
         { cat "$ROOT/build/$preset.configure.log" >&2 && die "configuring failed"; }
     cmake --build --preset "$preset" -j "$(build_jobs)" --target "$@" >&2 || die "the build failed"
 }
