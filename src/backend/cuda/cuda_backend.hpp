@@ -10,6 +10,7 @@
 
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/forward.hpp"
+#include "backend/cuda/load_phases.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/step_input.hpp"
 #include "backend/cuda/weights.hpp"
@@ -38,6 +39,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] DevicePool& pool() override { return *movers_; }
     Expected<void> debug_logits(std::vector<float>& logits) override;
     [[nodiscard]] std::string tuning() const override;
+    [[nodiscard]] std::vector<LoadPhase> load_phases() const override { return phases_.all(); }
 
   private:
     /// Host memory that progress words lie in.
@@ -66,6 +68,7 @@ class CudaBackend final : public DeviceBackend {
 
     [[nodiscard]] Expected<void> enter() const;
     [[nodiscard]] Expected<uint64_t> budget() const;
+    [[nodiscard]] uint64_t taken() const;
     [[nodiscard]] StepLimits limits() const;
     [[nodiscard]] uint32_t splits(uint32_t decode, uint32_t kv_max) const;
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
@@ -81,8 +84,10 @@ class CudaBackend final : public DeviceBackend {
     uint32_t multiprocessors_ = 0;
     bool pdl_ = false;
     uint64_t free_at_start_ = 0;
+    uint64_t held_at_start_ = 0;
     uint64_t memory_bytes_ = 0;
     uint32_t positions_max_ = 0;
+    LoadPhases phases_;
     double tuning_seconds_ = 0;
     double overlap_seconds_ = 0;
     double graph_seconds_ = 0;

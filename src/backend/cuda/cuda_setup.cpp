@@ -12,6 +12,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr uint64_t kGraphReserve = uint64_t{256} << 20;  // what graphs and the driver may still take once the pool is there
+constexpr uint64_t kUncounted = uint64_t{512} << 20;     // what modules and libraries take beside its buffers, at most
 constexpr uint32_t kBatchTokensMax = 65536;
 constexpr uint32_t kSlicesMax = 1024;
 constexpr uint32_t kWarmContexts[] = {1024, 4096};  // the graphs that are made ahead
@@ -45,16 +46,24 @@ uint64_t device_free() {
 Expected<std::unique_ptr<CudaBackend>> CudaBackend::make(const Plan& plan, const CudaOptions& options) {
     BATON_TRY(check_options(options));
     std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
+    LoadPhases& phases = backend->phases_;
     BATON_TRY_ASSIGN(backend->model_, lower(plan));
     BATON_TRY(backend->open_device());
+    phases.done("context");
     BATON_TRY(backend->load());
+    phases.done("weights");
     BATON_TRY(backend->make_products());
+    phases.done("products");
     BATON_TRY(backend->make_buffers(plan.rope));
+    phases.done("buffers");
     BATON_TRY(backend->make_pool());
+    phases.done("pool");
+    BATON_TRY(backend->choose_overlap());
+    phases.done("overlap");
     BATON_TRY(backend->warm_up());
+    phases.done("graphs");
     backend->model_.layers.clear();  // views into files that may go now
-    const uint64_t now = device_free();
-    backend->memory_bytes_ = backend->free_at_start_ > now ? backend->free_at_start_ - now : 0;
+    backend->memory_bytes_ = backend->taken();
     return backend;
 }
 
@@ -70,6 +79,7 @@ Expected<void> CudaBackend::open_device() {
     multiprocessors_ = static_cast<uint32_t>(properties.multiProcessorCount);
     pdl_ = properties.major >= 9;
     free_at_start_ = device_free();
+    held_at_start_ = device_bytes_held();
     const uint32_t context = model_.shape.context;
     positions_max_ = options_.max_model_len == 0 ? context : std::min(options_.max_model_len, context);
     int lowest = 0, highest = 0;
@@ -94,6 +104,13 @@ Expected<void> CudaBackend::load() {
                                                  " (" + std::to_string(free_at_start_) + " are free)");
     BATON_TRY_ASSIGN(weights_, load_weights(model_, options_.fp16 ? Elem::kF16 : Elem::kBF16));
     return {};
+}
+
+/// What this backend has taken of the device so far. Where others start or end meanwhile, what is free tells of them too: only
+/// what is near the size of its own buffers is believed.
+uint64_t CudaBackend::taken() const {
+    const uint64_t now = device_free(), own = device_bytes_held() - held_at_start_;
+    return std::clamp(free_at_start_ > now ? free_at_start_ - now : 0, own, own + kUncounted);
 }
 
 /// All that this backend may take of the device.
@@ -208,8 +225,7 @@ Expected<void> CudaBackend::make_pool() {
     layout_.block_tokens = options_.block_tokens;
     layout_.page_format = kPageFormat;
     BATON_TRY_ASSIGN(const uint64_t all, budget());
-    const uint64_t now = device_free();
-    const uint64_t used = (free_at_start_ > now ? free_at_start_ - now : 0) + kGraphReserve + StepInput::bytes(limits());
+    const uint64_t used = taken() + kGraphReserve + StepInput::bytes(limits());
     const uint64_t left = all > used ? all - used : 0;
     const uint64_t sequence = (positions_max_ + options_.block_tokens - 1) / options_.block_tokens;
     const uint64_t blocks = options_.blocks != 0 ? options_.blocks : std::min<uint64_t>(left / layout_.block_bytes(), INT32_MAX / options_.block_tokens);
@@ -245,13 +261,12 @@ Expected<void> CudaBackend::make_pool() {
         setup_.table[b] = input_.table(b);
     }
     setup_.table_stride = input_.table_stride();
+    BATON_CUDA_TRY(cudaDeviceSynchronize(), "the KV pool");  // memory was set on the default stream
     return {};
 }
 
 /// Runs padding through every bucket and captures its graphs.
 Expected<void> CudaBackend::warm_up() {
-    BATON_CUDA_TRY(cudaDeviceSynchronize(), "the start of the backend");  // memory was set on the default stream
-    BATON_TRY(choose_overlap());
     const auto start = std::chrono::steady_clock::now();
     for (const uint32_t bucket : batch_buckets(options_.max_batch_slices)) {
         for (const uint32_t context : kWarmContexts) {
