@@ -15,6 +15,8 @@ TEST(Device, NoDriverAnOldDriverAndNoGpuAreToldApart) {
     const Error none = no_devices(cudaErrorInsufficientDriver, 0);
     EXPECT_EQ(none.code, ErrorCode::kUnavailable);
     EXPECT_TRUE(has(none.message, "no NVIDIA driver is installed")) << none.message;
+    const Error broken = no_devices(cudaErrorInsufficientDriver, 0, "libcuda.so.1: file too short");
+    EXPECT_TRUE(has(broken.message, "file too short")) << broken.message;
     const Error old = no_devices(cudaErrorInsufficientDriver, 12040);
     EXPECT_EQ(old.code, ErrorCode::kUnavailable);
     EXPECT_TRUE(has(old.message, "CUDA 12.4")) << old.message;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "backend/cuda/check.hpp"
 
@@ -66,23 +67,39 @@ class Nvml {
     int (*memory_)(void*, Memory*) = nullptr;
 };
 
+/// The CUDA version the driver knows, and what is wrong with it where that cannot be told. The runtime is asked first; it says
+/// nothing where it could not start.
+std::pair<int, std::string> driver_version() {
+    int version = 0;
+    if (cudaDriverGetVersion(&version) == cudaSuccess && version > 0) return {version, ""};
+    void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (library == nullptr) {
+        const char* reason = dlerror();
+        return {0, reason != nullptr ? reason : "libcuda.so.1 cannot be loaded"};
+    }
+    const auto ask = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
+    const bool told = ask != nullptr && ask(&version) == 0;
+    dlclose(library);
+    if (told) return {version, ""};
+    return {0, "libcuda.so.1 does not say its version"};
+}
+
 Expected<int> device_count() {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaSuccess && count > 0) return count;
     if (status == cudaSuccess) status = cudaErrorNoDevice;
     static_cast<void>(cudaGetLastError());
-    int driver = 0;
-    static_cast<void>(cudaDriverGetVersion(&driver));
-    return fail(no_devices(status, driver));
+    const auto [driver, problem] = driver_version();
+    return fail(no_devices(status, driver, problem));
 }
 
 }  // namespace
 
-Error no_devices(cudaError_t status, int driver) {
+Error no_devices(cudaError_t status, int driver, const std::string& problem) {
     const std::string text = cudaGetErrorString(status);
     if (status == cudaErrorInsufficientDriver && driver == 0)
-        return {ErrorCode::kUnavailable, "no NVIDIA driver is installed (" + text + ")", ""};
+        return {ErrorCode::kUnavailable, "no NVIDIA driver is installed, or not one that works (" + (problem.empty() ? text : problem) + ")", ""};
     if (status == cudaErrorInsufficientDriver)
         return {ErrorCode::kUnavailable, "the NVIDIA driver knows CUDA " + version_text(driver) + ", this build needs " +
                                                  version_text(CUDART_VERSION) + " (" + text + ")", ""};

@@ -8,9 +8,9 @@
 
 namespace baton::backend::cuda {
 
-/// Why no GPU can be used: what cudaGetDeviceCount said, and the CUDA version the driver knows (as in CUDART_VERSION, 0: there is
-/// no driver).
-[[nodiscard]] Error no_devices(cudaError_t status, int driver);
+/// Why no GPU can be used: what cudaGetDeviceCount said, the CUDA version the driver knows (as in CUDART_VERSION, 0: no driver
+/// answers), and why it does not answer.
+[[nodiscard]] Error no_devices(cudaError_t status, int driver, const std::string& problem = {});
 
 /// The GPUs the driver shows. Errors: kUnavailable with the reason where there is none.
 [[nodiscard]] Expected<std::vector<CudaDevice>> list_devices();
