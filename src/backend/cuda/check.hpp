@@ -8,11 +8,15 @@
 
 namespace baton::backend::cuda {
 
-/// The error of a CUDA call that failed while doing `what`. Clears the runtime's own copy of it.
+/// The error of a CUDA call that failed while doing `what`; where memory ran out, with what is free. Clears the runtime's own copy
+/// of it.
 [[nodiscard]] inline tl::unexpected<Error> cuda_failed(cudaError_t status, const std::string& what) {
     static_cast<void>(cudaGetLastError());
-    return fail(status == cudaErrorMemoryAllocation ? ErrorCode::kUnavailable : ErrorCode::kIo,
-                "CUDA: " + what + ": " + cudaGetErrorString(status));
+    const std::string text = "CUDA: " + what + ": " + cudaGetErrorString(status);
+    if (status != cudaErrorMemoryAllocation) return fail(ErrorCode::kIo, text);
+    size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return fail(ErrorCode::kUnavailable, text + ", " + std::to_string(free) + " bytes free of " + std::to_string(total));
 }
 
 }  // namespace baton::backend::cuda
