@@ -3,10 +3,13 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,7 +21,7 @@ namespace baton::engine {
 namespace {
 
 constexpr int64_t kTickMs = 50;
-constexpr int64_t kNapUsMin = 50;    ///< between looks at the device about when its step should be done
+constexpr int64_t kNapUsMin = 50;  ///< between looks at the device from when its step may be done
 constexpr int64_t kNapUsMax = 1'000;
 constexpr unsigned long kTimerSlackNs = 1'000;  ///< the kernel's default would double the nap
 
@@ -29,16 +32,37 @@ bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
            a.leases == b.leases && a.handoff_bytes == b.handoff_bytes;
 }
 
-/// Adds up the time between begin() and end(): what the engine thread works beside waiting and, on the CPU, computing.
+/// What the engine thread works on for a step.
+enum class Part : uint8_t { kPlan, kSubmit, kCollect, kDone, kPublish, kOther };
+constexpr size_t kParts = 6;
+
+/// Adds up the time between begin() and end(), by part: what the engine thread works beside waiting and, on the CPU, computing.
 class HostClock {
   public:
-    void begin() { begin_ = steady_now_us(); }
-    void end() { total_ += static_cast<uint64_t>(steady_now_us() - begin_); }
-    [[nodiscard]] uint64_t total_us() const { return total_; }
+    using Nanos = std::array<uint64_t, kParts>;
+    void begin() { mark_ = now(); }
+    void end() { lap(Part::kOther); }
+    /// The time since the last mark went into this part.
+    void lap(Part part) {
+        const uint64_t at = now();
+        spent_[static_cast<size_t>(part)] += at - mark_;
+        mark_ = at;
+    }
+    [[nodiscard]] uint64_t total_us() const { return std::accumulate(spent_.begin(), spent_.end(), uint64_t{0}) / 1'000; }
+    /// By part, since the last call.
+    [[nodiscard]] Nanos take() {
+        Nanos out;
+        for (size_t i = 0; i < kParts; ++i) out[i] = spent_[i] - taken_[i];
+        taken_ = spent_;
+        return out;
+    }
 
   private:
-    int64_t begin_ = 0;
-    uint64_t total_ = 0;
+    static uint64_t now() {
+        return static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+    }
+    uint64_t mark_ = 0;
+    Nanos spent_{}, taken_{};
 };
 
 /// Step 5–10 of docs/LIFE_OF_A_REQUEST.md on one replica.
@@ -90,6 +114,7 @@ class EngineImpl final : public Engine {
     };
 
     void loop() {
+        ::prctl(PR_SET_NAME, "baton-engine");
         if (executor_->on_device()) ::prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
         host_.begin();
         while (drain()) {
@@ -115,7 +140,6 @@ class EngineImpl final : public Engine {
     /// Runs what was posted; false when the engine is to end.
     bool drain() {
         if (!called_) return true;
-        tasks_.clear();
         {
             const std::lock_guard lock(mutex_);
             if (stopping_) return false;
@@ -124,6 +148,7 @@ class EngineImpl final : public Engine {
         }
         const TimeMs now = steady_now();
         for (Task& task : tasks_) task(core_, now);
+        tasks_.clear();
         publish();
         changed_ = true;
         return true;
@@ -141,7 +166,9 @@ class EngineImpl final : public Engine {
     void fill() {
         changed_ = false;
         while (steps_.size() < executor_->depth()) {
+            host_.lap(Part::kOther);
             pd::StepPlan plan = core_.plan_step(steady_now(), std::exchange(spare_, {}));
+            host_.lap(Part::kPlan);
             publish();
             if (plan.empty()) {
                 spare_ = std::move(plan);
@@ -154,34 +181,51 @@ class EngineImpl final : public Engine {
             }
             steps_.push_back({std::move(plan), steady_now_us()});
             if (auto begun = computed([&] { return executor_->submit(steps_.back().plan); }); !begun) return give_up(begun.error());
+            host_.lap(Part::kSubmit);
         }
     }
 
     /// Takes the oldest step's result; its tokens leave before anything else is done.
     void finish_step() {
         Step step = std::move(steps_.front());
+        host_.lap(Part::kOther);
         if (auto done = computed([&] { return executor_->collect(step.plan, sampled_); }); !done) {
             steps_.front() = std::move(step);
             return give_up(done.error());
         }
+        host_.lap(Part::kCollect);
         steps_.pop_front();
         const int64_t done_us = steady_now_us();
-        device_us_ = done_us - std::max(done_us_, step.begin_us);
+        const int64_t device_us = done_us - std::max(done_us_, step.begin_us);
+        if (step.plan.tokens.size() == step.plan.items.size()) decode_us_ = device_us;
         done_us_ = done_us;
         if (checksums_) add_checksums(step.plan);
         const TimeMs now = steady_now();
         core_.on_step_done(now, step.plan, sampled_);
+        host_.lap(Part::kDone);
         publish();
         expected_ = false;  // the step read the weights
         changed_ = true;
-        host_.end();
-        host_.begin();
-        log::debug("engine.step", {{"sequences", step.plan.items.size()},
-                                   {"rows", step.plan.tokens.size()},
-                                   {"us", steady_now_us() - step.begin_us},
-                                   {"host_us", host_.total_us() - std::exchange(host_us_logged_, host_.total_us())}});
+        if (options_.log_steps) log_step(step, done_us, device_us);
         spare_ = std::move(step.plan);
         report(now);
+    }
+
+    /// The host's time is that since the last such line.
+    void log_step(const Step& step, int64_t done_us, int64_t device_us) {
+        const HostClock::Nanos host = host_.take();
+        const auto us = [&](Part part) { return static_cast<double>(host[static_cast<size_t>(part)]) / 1e3; };
+        log::debug("engine.step", {{"sequences", step.plan.items.size()},
+                                   {"rows", step.plan.tokens.size()},
+                                   {"us", done_us - step.begin_us},
+                                   {"device_us", device_us},
+                                   {"host_us", static_cast<double>(std::accumulate(host.begin(), host.end(), uint64_t{0})) / 1e3},
+                                   {"plan_us", us(Part::kPlan)},
+                                   {"submit_us", us(Part::kSubmit)},
+                                   {"collect_us", us(Part::kCollect)},
+                                   {"done_us", us(Part::kDone)},
+                                   {"publish_us", us(Part::kPublish)},
+                                   {"other_us", us(Part::kOther)}});
     }
 
     /// Verify mode: the bytes of the blocks of what was prefilled, for its Commit.
@@ -214,6 +258,7 @@ class EngineImpl final : public Engine {
     }
 
     void publish() {
+        host_.lap(Part::kOther);
         for (pd::Action& action : core_.take_actions()) {
             if (const auto* open = std::get_if<pd::OpenProgress>(&action)) {
                 pool_.open_progress(*open);
@@ -225,15 +270,15 @@ class EngineImpl final : public Engine {
                 callbacks_.act(std::move(action));
             }
         }
+        host_.lap(Part::kPublish);
     }
 
-    /// Until something was posted, or a nap is over: half of what the oldest step will still take if it is like the one
-    /// before, a quarter of what it is late. What is noticed a little late costs the device nothing: it has the next step.
+    /// Until something was posted, or a nap is over: half of what the oldest step will still take if it is like the last one
+    /// without prompts, and then the least. What is noticed a little late costs the device nothing: it has the next step.
     void wait_for_device() {
         host_.end();
-        const int64_t end_us = std::max(done_us_, steps_.front().begin_us) + device_us_;
-        const int64_t left_us = end_us - steady_now_us();
-        const int64_t nap_us = std::clamp(left_us > 0 ? left_us / 2 : -left_us / 4, kNapUsMin, kNapUsMax);
+        const int64_t end_us = std::max(done_us_, steps_.front().begin_us) + decode_us_;
+        const int64_t nap_us = std::clamp((end_us - steady_now_us()) / 2, kNapUsMin, kNapUsMax);
         {
             std::unique_lock lock(mutex_);
             wake_.wait_for(lock, std::chrono::microseconds(nap_us), [&] { return called_.load(); });
@@ -266,11 +311,10 @@ class EngineImpl final : public Engine {
     pd::StepPlan spare_;       ///< a done plan, for its memory
     std::vector<pd::Sampled> sampled_;
     int64_t done_us_ = 0;      ///< when the last step was done
-    int64_t device_us_ = 0;    ///< what the device took for it
+    int64_t decode_us_ = 0;    ///< what the device took for the last step without prompts
     bool changed_ = true;      ///< a plan made now may hold what the last one did not
     bool broken_ = false;      ///< the device failed
     HostClock host_;
-    uint64_t host_us_logged_ = 0;
     wire::ReplicaStats reported_;
     TimeMs last_report_{};
     TimeMs last_tick_{};

@@ -1,6 +1,7 @@
 #include "baton/http/server.hpp"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -120,6 +121,7 @@ Expected<void> ServerOnAsio::open() {
 
 /// Nothing that one connection throws may end the thread that serves the others.
 void ServerOnAsio::run(asio::io_context& io) {
+    ::prctl(PR_SET_NAME, "baton-http");
     for (;;) {
         try {
             io.run();

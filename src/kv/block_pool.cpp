@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstring>
 #include <string_view>
 #include <unordered_map>
 
@@ -13,20 +15,24 @@ namespace {
 
 constexpr std::string_view kKeyDomain = "baton.block.1";
 
-void append_u32(std::vector<std::byte>& out, uint32_t v) {
-    for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<std::byte>(v >> shift));
-}
+constexpr uint32_t kKeysReservedMax = 1 << 20;
 
 }  // namespace
 
 Digest block_key(const Digest& previous, std::span<const TokenId> tokens) {
     // domain ‖ previous key ‖ u32 count ‖ u32 ids, little-endian
-    std::vector<std::byte> bytes;
-    bytes.reserve(kKeyDomain.size() + previous.size() + 4 * (tokens.size() + 1));
-    for (const char c : kKeyDomain) bytes.push_back(static_cast<std::byte>(c));
-    for (const uint8_t b : previous) bytes.push_back(static_cast<std::byte>(b));
-    append_u32(bytes, static_cast<uint32_t>(tokens.size()));
-    for (const TokenId t : tokens) append_u32(bytes, static_cast<uint32_t>(t));
+    static_assert(std::endian::native == std::endian::little && sizeof(TokenId) == 4);
+    std::vector<std::byte> bytes(kKeyDomain.size() + previous.size() + 4 + tokens.size_bytes());
+    std::byte* at = bytes.data();
+    const auto put = [&at](const void* from, size_t size) {
+        if (size > 0) std::memcpy(at, from, size);
+        at += size;
+    };
+    const auto count = static_cast<uint32_t>(tokens.size());
+    put(kKeyDomain.data(), kKeyDomain.size());
+    put(previous.data(), previous.size());
+    put(&count, sizeof count);
+    put(tokens.data(), tokens.size_bytes());
     return sha256(bytes);
 }
 
@@ -57,7 +63,10 @@ struct BlockPool::Impl {
     Impl(uint32_t blocks, uint32_t block_tokens_in, bool prefix_cache_in)
         : block_tokens(block_tokens_in), prefix_cache(prefix_cache_in), slots(blocks) {
         BATON_CHECK(block_tokens > 0);
-        if (prefix_cache) tokens.resize(static_cast<size_t>(blocks) * block_tokens);
+        if (prefix_cache) {
+            tokens.resize(static_cast<size_t>(blocks) * block_tokens);
+            by_key.reserve(std::min(blocks, kKeysReservedMax));  // no step shall wait for a rehash
+        }
         free.reserve(blocks);
         for (uint32_t b = blocks; b > 0; --b) free.push_back(b - 1);
     }

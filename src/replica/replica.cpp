@@ -169,7 +169,8 @@ class Replica {
         pd::CoreConfig core = core_config(model_len);
         core.blocks = pool_->layout().blocks;
         core.snapshot_blocks_max = static_cast<uint32_t>(std::max<size_t>(kSnapshotBytesHeld / pool_->layout().block_bytes(), 1));
-        const engine::Engine::Options options{core, settings_.verify_handoff, 100};
+        const bool log_steps = settings_.log_level == "debug" || settings_.log_level == "trace";
+        const engine::Engine::Options options{core, settings_.verify_handoff, 100, log_steps};
         engine::Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action a) { act(std::move(a)); };
         callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
@@ -457,6 +458,7 @@ int run(const config::ReplicaSettings& settings) {
     (void)log::parse_level(settings.log_level, level);
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText,
               {{"role", to_string(settings.role)}, {"replica", settings.replica.value - 1}, {"model_uid", settings.model_uid}});
+    ::prctl(PR_SET_NAME, "baton-replica");  // it was started as /proc/self/exe
     Replica replica(settings);
     return replica.run();
 }

@@ -31,6 +31,7 @@ class Engine {
         pd::CoreConfig core;
         bool verify_handoff = false;  ///< put checksums of the blocks into each Commit
         int64_t stats_every_ms = 100;
+        bool log_steps = false;       ///< a line `engine.step` at debug for each step, with the host's time by part
     };
     using Task = std::function<void(pd::ReplicaCore& core, TimeMs now)>;
 

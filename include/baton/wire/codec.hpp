@@ -54,7 +54,11 @@ class Encoder {
     template <class T>
     void operator()(const std::vector<T>& v) {
         put(static_cast<uint32_t>(v.size()));
-        for (const T& x : v) (*this)(x);
+        if constexpr (std::is_arithmetic_v<T>) {
+            raw(v.data(), v.size() * sizeof(T));  // prompts have thousands
+        } else {
+            for (const T& x : v) (*this)(x);
+        }
     }
     template <class T>
         requires HasFields<T, Encoder>
@@ -120,6 +124,7 @@ class Decoder {
     void operator()(std::vector<T>& v) {
         const size_t n = count(1, limits::kContextTokensMax);
         v.clear();
+        if constexpr (std::is_arithmetic_v<T>) return numbers(v, n);
         for (size_t i = 0; i < n && ok_; ++i) {
             v.emplace_back();
             (*this)(v.back());
@@ -149,6 +154,18 @@ class Decoder {
         if (!need(sizeof v)) return;
         std::memcpy(&v, in_.data(), sizeof v);
         in_ = in_.subspan(sizeof v);
+    }
+    template <class T>
+    void numbers(std::vector<T>& v, size_t n) {
+        if (n == 0) return;
+        if (n > in_.size() / sizeof(T)) {  // only the fields of the message itself may be missing
+            ok_ = false;
+            in_ = {};
+            return;
+        }
+        v.resize(n);
+        std::memcpy(v.data(), in_.data(), n * sizeof(T));
+        in_ = in_.subspan(n * sizeof(T));
     }
     size_t count(size_t min_element_bytes, size_t max) {
         uint32_t n = 0;
