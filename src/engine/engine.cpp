@@ -33,8 +33,8 @@ bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
 }
 
 /// What the engine thread works on for a step.
-enum class Part : uint8_t { kPlan, kSubmit, kCollect, kDone, kPublish, kOther };
-constexpr size_t kParts = 6;
+enum class Part : uint8_t { kInbox, kPlan, kSubmit, kCollect, kDone, kPublish, kOther };
+constexpr size_t kParts = 7;
 
 /// Adds up the time between begin() and end(), by part: what the engine thread works beside waiting and, on the CPU, computing.
 class HostClock {
@@ -121,7 +121,10 @@ class EngineImpl final : public Engine {
             tick();
             if (changed_) fill();
             if (!steps_.empty()) {
-                if (executor_->ready()) finish_step();
+                host_.lap(Part::kOther);
+                const bool ready = executor_->ready();
+                host_.lap(Part::kCollect);
+                if (ready) finish_step();
                 else wait_for_device();
                 continue;
             }
@@ -149,6 +152,7 @@ class EngineImpl final : public Engine {
         const TimeMs now = steady_now();
         for (Task& task : tasks_) task(core_, now);
         tasks_.clear();
+        host_.lap(Part::kInbox);
         publish();
         changed_ = true;
         return true;
@@ -188,7 +192,6 @@ class EngineImpl final : public Engine {
     /// Takes the oldest step's result; its tokens leave before anything else is done.
     void finish_step() {
         Step step = std::move(steps_.front());
-        host_.lap(Part::kOther);
         if (auto done = computed([&] { return executor_->collect(step.plan, sampled_); }); !done) {
             steps_.front() = std::move(step);
             return give_up(done.error());
@@ -206,7 +209,11 @@ class EngineImpl final : public Engine {
         publish();
         expected_ = false;  // the step read the weights
         changed_ = true;
-        if (options_.log_steps) log_step(step, done_us, device_us);
+        if (options_.log_steps) {
+            host_.end();
+            log_step(step, done_us, device_us);
+            host_.begin();
+        }
         spare_ = std::move(step.plan);
         report(now);
     }
@@ -220,6 +227,7 @@ class EngineImpl final : public Engine {
                                    {"us", done_us - step.begin_us},
                                    {"device_us", device_us},
                                    {"host_us", static_cast<double>(std::accumulate(host.begin(), host.end(), uint64_t{0})) / 1e3},
+                                   {"inbox_us", us(Part::kInbox)},
                                    {"plan_us", us(Part::kPlan)},
                                    {"submit_us", us(Part::kSubmit)},
                                    {"collect_us", us(Part::kCollect)},
