@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from serve_mixed import EXACT, launched
-from serving import Server, alive, gpu_memory, memory_back, vocabulary, wait_for
+from serving import Server, alive, gpu_memory, memory_back, ordinary_ids, some_ids, wait_for
 
 SERVE_AGAIN_S = 2.0
 
@@ -29,9 +29,9 @@ class KillTries:
         self.uid = f"kill-{mover}"
         self.each, self.pace_us = each, pace_us
         rng = random.Random(5)
-        vocab = range(300, min(vocabulary(ctx.model), 100_000))
-        self.long = [rng.choices(vocab, k=ids - 64 * i) for i in range(3)]
-        self.short = [rng.choices(vocab, k=40 + i) for i in range(3)]
+        known = ordinary_ids(ctx.model)
+        self.long = [rng.choices(known, k=ids - 64 * i) for i in range(3)]
+        self.short = [rng.choices(known, k=40 + i) for i in range(3)]
         self.wrong, self.slow, self.held, self.missed, self.again_s, self.recovered_s, self.inside = [], [], [], 0, [], [], []
 
     def ask(self, prompt, tokens, **more):
@@ -189,7 +189,7 @@ def check_kill(ctx):
 
 
 def check_cycles(ctx):
-    server, prompt = ctx.server, list(range(300, 400))
+    server, prompt = ctx.server, some_ids(ctx.model, 100)
     memory, processes, descriptors, seconds, texts, bad = [], [], [], [], set(), []
     start_memory, start_processes = gpu_memory(), len(server.tree())
     start_descriptors = open_descriptors(server)
@@ -242,7 +242,7 @@ def first_token(ctx, model, topology, env):
     try:
         listening, first, answer = time.monotonic() - server.started, [], None
         while time.monotonic() - server.started < 60 and not first and server.process.poll() is None:
-            answer = server.ask(prompt=list(range(300, 316)), max_tokens=2, temperature=0, ignore_eos=True, stream=True, stop_after=1,
+            answer = server.ask(prompt=some_ids(model, 16), max_tokens=2, temperature=0, ignore_eos=True, stream=True, stop_after=1,
                                 on_first=lambda: first.append(time.monotonic() - server.started))
             time.sleep(0.004)
         loads = [f"{e['ms']} ms ({e['phases']})" if "phases" in e else f"{e['ms']} ms" for e in server.events("replica.loaded")]
@@ -291,7 +291,7 @@ def check_errors(ctx):
         status, answer, _ = server.launch(ctx.model, uid="large", n_gpu=1, gpu_memory_utilization=0.9, max_model_len=2048)
         ctx.report.check(status == 200, f"errors: one model takes 0.9 of the card{'' if status == 200 else ': ' + answer[:200]}")
         refused(ctx, server, "a card that another model fills", ["bytes free", "asked for"], gpu_idx=[0], gpu_memory_utilization=0.5, max_model_len=2048)
-        got = server.ask(uid="large", prompt=list(range(300, 340)), max_tokens=4, temperature=0)
+        got = server.ask(uid="large", prompt=some_ids(ctx.model, 40), max_tokens=4, temperature=0)
         ctx.report.check(got.whole(), f"errors: the other model serves on{'' if got.whole() else ': ' + str(got.error)}")
         server.terminate("large")
     back, now = memory_back(memory)

@@ -7,7 +7,7 @@ import signal
 import statistics
 import time
 
-from serving import vocabulary, wait_for
+from serving import ordinary_ids, wait_for
 
 # In fast mode two tokens may change places where their logprobs differ by less than what bf16 arithmetic leaves open.
 NEAR_TIE = 0.3
@@ -19,8 +19,7 @@ EDGES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1999, 2000)
 def mixed_requests(n, model, longest=2000, seed=7):
     """Prompts of 1 to `longest` tokens, some that share a beginning or repeat; greedy and seeded; streamed or not; some left early."""
     rng = random.Random(seed)
-    top = min(vocabulary(model), 100_000)
-    ids = range(min(300, top // 2), top)
+    ids = ordinary_ids(model)
     shared = [rng.choices(ids, k=longest // 4) for _ in range(8)]
     out = []
     for i in range(n):
@@ -179,7 +178,7 @@ def check_snapshots(ctx):
     """Two hybrids with enable_xavier: one reads what the other computed, and goes on with its streams when it is killed."""
     server = ctx.server
     rng = random.Random(3)
-    ids = range(300, min(vocabulary(ctx.model), 100_000))
+    ids = ordinary_ids(ctx.model)
     shared, streamed = (rng.choices(ids, k=ctx.longest * 3 // 4) for _ in range(2))
     if not launched(ctx, "2 hybrids with snapshots", placements=[("hybrid", ctx.prefill), ("hybrid", ctx.decode)], enable_xavier=True,
                     snapshot_read_always=True, **EXACT):

@@ -92,10 +92,16 @@ def with_chat_template(model, folder):
     return str(copy)
 
 
-def vocabulary(model):
-    """How many ids the model knows; a safe number for a GGUF file."""
+def ordinary_ids(model):
+    """Ids that are neither bytes nor special; for a GGUF file some that every vocabulary has."""
     config = pathlib.Path(model) / "config.json"
-    return json.loads(config.read_text())["vocab_size"] if config.exists() else 32000
+    size = min(100_000, json.loads(config.read_text())["vocab_size"] if config.exists() else 32_000)
+    return range(min(300, size // 2), size)
+
+
+def some_ids(model, n):
+    ids = ordinary_ids(model)
+    return [ids[i % len(ids)] for i in range(n)]
 
 
 class Answer:
