@@ -275,10 +275,18 @@ class EngineImpl final : public Engine {
             } else if (const auto* raise = std::get_if<pd::RaiseGenerations>(&action)) {
                 for (size_t i = 0; i < raise->blocks.size(); ++i) pool_.set_generation(raise->blocks[i], raise->generations[i]);
             } else {
-                callbacks_.act(std::move(action));
+                callbacks_.act(action);
+                recycle(action);
             }
         }
         host_.lap(Part::kPublish);
+    }
+
+    /// The batch of a step's tokens, where it was left as it was.
+    void recycle(pd::Action& action) {
+        auto* sent = std::get_if<pd::ToSupervisor>(&action);
+        if (sent == nullptr) return;
+        if (auto* batch = std::get_if<wire::TokenBatch>(&sent->message)) core_.recycle(std::move(*batch));
     }
 
     /// Until something was posted, or a nap is over: half of what the oldest step will still take if it is like the last one

@@ -177,6 +177,9 @@ void ReplicaCore::on_step_failed(TimeMs, const StepPlan& plan, std::string_view 
 std::vector<Action> ReplicaCore::take_actions() {
     return std::exchange(impl_->actions, {});
 }
+void ReplicaCore::recycle(wire::TokenBatch batch) {
+    impl_->spare = std::move(batch);
+}
 wire::ReplicaStats ReplicaCore::stats() const {
     return impl_->stats();
 }

@@ -1,6 +1,7 @@
 /// What a step brought: tokens to the supervisor, full blocks to the prefix cache and the snapshot
 /// store, sequences that end or are staged.
 #include <algorithm>
+#include <utility>
 
 #include "baton/sched/sampler.hpp"
 #include "pd/replica_core_impl.hpp"
@@ -14,8 +15,8 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
     for (const Sampled& s : sampled)
         if (s.item < sampled_of_item.size()) sampled_of_item[s.item] = &s;
     after.clear();
-    wire::TokenBatch batch;
-    batch.items.reserve(sampled.size());
+    wire::TokenBatch batch = std::exchange(spare, {});
+    batch_used = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
         Leg* leg = legs.find(plan.items[i].handle);
         if (!leg || leg->in_flight == 0) continue;
@@ -24,14 +25,15 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
             reap(*leg);
             continue;
         }
-        const size_t before = batch.items.size();
+        const size_t before = batch_used;
         if (!item_done(*leg, plan.items[i], sampled_of_item[i], batch)) continue;
-        const bool has_token = batch.items.size() > before;
+        const bool has_token = batch_used > before;
         after.push_back(
-            {leg, has_token, has_token ? batch.items.back().finish : wire::Finish::kNone});
+            {leg, has_token, has_token ? batch.items[before].finish : wire::Finish::kNone});
     }
+    batch.items.resize(batch_used);
     // The tokens go first: a client sees its first one before the hand-off goes on.
-    if (!batch.items.empty()) to_supervisor(std::move(batch));
+    if (batch_used > 0) to_supervisor(std::move(batch));
     for (const After& a : after) after_item(now, *a.leg, a.sampled, a.finish);
     flush_snapshots(now);
 }
@@ -52,7 +54,8 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
     }
     add_snapshots(leg);
     if (leg.handout) leg.handout->checksums = sampled->block_checksums;
-    batch.items.push_back(emit(leg, sampled->token));
+    if (batch_used == batch.items.size()) batch.items.emplace_back();
+    emit(leg, sampled->token, batch.items[batch_used++]);
     return true;
 }
 
@@ -68,19 +71,18 @@ void ReplicaCore::Impl::after_item(TimeMs now, Leg& leg, bool sampled, wire::Fin
     }
 }
 
-/// Appends a sampled token to the facts.
-wire::SeqTokens ReplicaCore::Impl::emit(Leg& leg, const wire::Token& token) {
-    wire::SeqTokens out;
+/// Appends a sampled token to the facts, and says so in `out`, which may be one that was sent.
+void ReplicaCore::Impl::emit(Leg& leg, const wire::Token& token, wire::SeqTokens& out) {
     out.ref = leg.sequence.ref;
     out.first_index = static_cast<uint32_t>(leg.sequence.emitted.size());
-    out.tokens.push_back(token);
+    out.tokens.resize(1);
+    out.tokens.front() = token;
     out.finish = sched::finish_after(leg.sequence, token.id, context);
-    if (!leg.reported) out.cached_tokens = leg.cached_tokens;
+    out.cached_tokens = leg.reported ? 0 : leg.cached_tokens;
     leg.reported = true;
     leg.sequence.emitted.push_back(token.id);
     leg.tokens.push_back(token.id);
     ++generated_tokens;
-    return out;
 }
 
 /// Gives the leg's complete blocks to the prefix cache.

@@ -198,7 +198,7 @@ struct ReplicaCore::Impl {
                                  wire::TokenBatch& batch);
     void after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish);
     void step_failed(const StepPlan& plan, std::string_view reason);
-    [[nodiscard]] wire::SeqTokens emit(Leg& leg, const wire::Token& token);
+    void emit(Leg& leg, const wire::Token& token, wire::SeqTokens& out);
     void publish_complete(Leg& leg);
     void leave_running(Leg& leg);
 
@@ -318,6 +318,8 @@ struct ReplicaCore::Impl {
         wire::Finish finish = wire::Finish::kNone;
     };
     std::vector<After> after;
+    wire::TokenBatch spare;  ///< one that was sent, for its memory
+    size_t batch_used = 0;   ///< items of this step's batch that are filled
     std::vector<const Sampled*> sampled_of_item;
 
     uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;

@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include "baton/backend/cuda.hpp"
@@ -172,7 +173,7 @@ class Replica {
         const bool log_steps = settings_.log_level == "debug" || settings_.log_level == "trace";
         const engine::Engine::Options options{core, settings_.verify_handoff, 100, log_steps};
         engine::Engine::Callbacks callbacks;
-        callbacks.act = [this](pd::Action a) { act(std::move(a)); };
+        callbacks.act = [this](pd::Action& a) { act(a); };
         callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
         callbacks.failed = [this](const Error& e) { device_failed(e); };
         callbacks.checksums = [this](std::span<const BlockId> blocks) { return transfer_->checksums(blocks); };
@@ -257,7 +258,7 @@ class Replica {
             [this]() -> xavier::TransferThread& { return *transfer_; },
             [this](wire::LinkState s) {
                 last_links_ = s;
-                to_supervisor(std::move(s));
+                to_supervisor(s);
             },
             gpu_ ? &gpu_->pool() : nullptr});
         BATON_TRY_ASSIGN(endpoint_, links_->listen());
@@ -275,12 +276,12 @@ class Replica {
 
     // ---- actions of the core, on the engine thread ----------------------------------------------------------------
 
-    void act(pd::Action action) {
+    void act(pd::Action& action) {
         if (auto* a = std::get_if<pd::StartPull>(&action)) return transfer_->start_pull(*a);
         if (auto* a = std::get_if<pd::CancelPull>(&action)) return transfer_->cancel_pull(a->pull);
         if (auto* a = std::get_if<pd::VerifyPull>(&action)) return transfer_->verify_pull(*a);
         if (auto* a = std::get_if<pd::StoreCopy>(&action)) return transfer_->store_copy(*a);
-        if (auto* a = std::get_if<pd::ToSupervisor>(&action)) return to_supervisor(std::move(a->message));
+        if (auto* a = std::get_if<pd::ToSupervisor>(&action)) return to_supervisor(a->message);
         if (auto* a = std::get_if<pd::LogEvent>(&action)) {
             log::info(a->event, {{"req", a->request_id}, {"detail", a->detail}, {"bytes", a->bytes}});
             return;
@@ -291,11 +292,17 @@ class Replica {
         });
     }
 
-    /// Any thread.
-    void to_supervisor(wire::Message message) {
-        boost::asio::post(io_, [this, message = std::move(message)] {
-            if (supervisor_ && announced_) supervisor_->send(message);
-        });
+    /// Any thread: the link takes messages from all.
+    void to_supervisor(const wire::Message& message) {
+        if (const auto link = announced()) link->send(message);
+    }
+    [[nodiscard]] std::shared_ptr<net::Connection> announced() {
+        const std::lock_guard lock(announced_mutex_);
+        return announced_;
+    }
+    void set_announced(std::shared_ptr<net::Connection> link) {
+        const std::lock_guard lock(announced_mutex_);
+        announced_.swap(link);
     }
 
     // ---- supervisor link, control thread --------------------------------------------------------------------------
@@ -316,7 +323,7 @@ class Replica {
         supervisor_->start({[this](net::Connection::Received r) { on_supervisor_message(std::move(r.message)); },
                             [this](const Error& e) {
                                 supervisor_.reset();
-                                announced_ = false;
+                                set_announced(nullptr);
                                 if (stopping_) return;
                                 engine_->post([](pd::ReplicaCore& core, TimeMs now) { core.on_supervisor_lost(now); });
                                 supervisor_lost(e);
@@ -331,7 +338,7 @@ class Replica {
         ready.memory_bytes = memory_bytes_;
         ready.pid = static_cast<uint32_t>(::getpid());
         supervisor_->send(ready);
-        announced_ = true;
+        set_announced(supervisor_);
         if (!last_links_.links.empty()) supervisor_->send(last_links_);
         engine_->post([this](pd::ReplicaCore& core, TimeMs) { to_supervisor(core.stats()); });
     }
@@ -445,7 +452,8 @@ class Replica {
     std::shared_ptr<net::Connection> supervisor_;
     std::shared_ptr<net::Connection> store_;
     wire::LinkState last_links_;
-    bool announced_ = false;
+    std::mutex announced_mutex_;
+    std::shared_ptr<net::Connection> announced_;  ///< the supervisor's link once it was told of this replica; guarded
     bool stopping_ = false;
     int exit_code_ = 0;
     TimeMs lost_since_ = kNever;

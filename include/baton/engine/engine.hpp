@@ -18,8 +18,9 @@ namespace baton::engine {
 class Engine {
   public:
     struct Callbacks {
-        /// Every action of the core except progress ones (done here). Engine thread; must not block.
-        std::function<void(pd::Action)> act;
+        /// Every action of the core except progress ones (done here), which it may take or leave. Engine thread; must not
+        /// block.
+        std::function<void(pd::Action&)> act;
         /// Engine thread, at most every `stats_every_ms` and only when something changed.
         std::function<void(const wire::ReplicaStats&)> stats;
         /// Engine thread, once: the device failed and all later steps fail at once; the process should end. May be null.

@@ -167,6 +167,8 @@ class ReplicaCore {
 
     /// What to do, in order. Call after every input and after plan_step.
     [[nodiscard]] std::vector<Action> take_actions();
+    /// A batch that was taken as an action and sent; its memory is used again.
+    void recycle(wire::TokenBatch batch);
     [[nodiscard]] wire::ReplicaStats stats() const;
     [[nodiscard]] bool idle() const;  ///< no sequence, offer or pull is held
     /// Generation of a block of the own pool, for readers of the pool's memory.
