@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 from serve_mixed import EXACT, launched
@@ -47,21 +48,31 @@ class KillTries:
         self.start = len(server.lines())
         status, answer, took = server.launch(self.ctx.model, uid=self.uid, placements=placements, mover=self.mover, fault=faults, **keys)
         if not self.report.check(status == 200, f"kill, {self.mover}: {self.each}P{self.each}D launched in {took:.1f} s{'' if status == 200 else ' ' + answer[:300]}"):
-            return
+            return self.ctx.barrier.abort()
         self.channels_ready(20)
         self.want_long = [self.ask(p, 12) for p in self.long]
         self.want_short = [self.ask(p, 12) for p in self.short]
+        self.together()
         full = gpu_memory()
         for role in ("prefill", "decode"):
             self.kills(role)
         back_up = wait_for(lambda: all(r["status"] == "READY" and r["pid"] for r in server.replicas(self.uid)), 60, 0.1)
         self.channels_ready(20)
+        self.together()
         same, now = memory_back(full, 256)
+        self.together()
         self.report.check(back_up and same, f"kill, {self.mover}: all replicas are back: {bool(back_up)}, GPU memory {full} MiB before the kills, {now} after")
         server.terminate(self.uid)
         if self.ctx.alone:
             back, now = memory_back(before)
             self.report.check(back, f"kill, {self.mover}: terminated, GPU memory {before} MiB before, {now} after")
+
+    def together(self):
+        """Waits for the other mover's tries, so that memory is read when all replicas are there."""
+        try:
+            self.ctx.barrier.wait(180)
+        except threading.BrokenBarrierError:
+            self.report.note(f"kill, {self.mover}: the other mover's tries ended early")
 
     def kills(self, role):
         self.wrong, self.slow, self.held, self.missed, self.again_s, self.recovered_s, self.inside = [], [], [], 0, [], [], []
@@ -174,7 +185,8 @@ def check_kill(ctx):
     jobs = []
     before = gpu_memory()
     ctx.alone, ctx.share = len(ctx.movers) == 1, 0.8 / len(ctx.movers)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    ctx.barrier = threading.Barrier(len(ctx.movers))
+    with concurrent.futures.ThreadPoolExecutor(len(ctx.movers)) as pool:
         for mover in ctx.movers:
             small = mover == "nccl" and ctx.prefill == ctx.decode  # two contexts take turns on one card: slow
             jobs.append(pool.submit(KillTries(ctx, mover, ctx.tries, min(ctx.kill_tokens, 2000) if small else ctx.kill_tokens, ctx.pace_us, ctx.each).run))
