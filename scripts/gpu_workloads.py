@@ -71,7 +71,7 @@ class Server:
         self.folder = tempfile.TemporaryDirectory(prefix="baton-workloads-")
         self.log_path = self.folder.name + "/log"
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([o.binary, "serve", "--port", "0", "--state-dir", self.folder.name + "/state"], stdout=log, stderr=log)
+            self.process = subprocess.Popen([o.binary, "serve", "--port", "0", "--state-dir", self.folder.name + "/state", *o.serve], stdout=log, stderr=log)
         end = time.monotonic() + 90
         while not (found := re.search(r" supervisor\.listening address=127\.0\.0\.1:(\d+) ", self.log())):
             if time.monotonic() > end or self.process.poll() is not None:
@@ -259,7 +259,7 @@ def load(inputs, outputs, *more):
 def streams(n, every_ms, seconds, *, tokens=16, drain=2):
     """8k prompts every so often into n running streams of 512/600."""
     return load(8192, tokens, "--background", n, "--background-input", 512, "--background-output", 600, "--interval-ms", every_ms,
-                "--duration", seconds, "--settle", 0.7, "--drain", drain)
+                "--duration", seconds, "--settle", 0.5, "--drain", drain)
 
 
 def points_one(t):
@@ -283,7 +283,7 @@ RATES = {"0.6b": ((64, 160, 256, 352), (8, 18, 28, 40), (4, 12, 20, 28)),
 
 def points_sweep(t, model):
     short, middle, long = RATES[model]
-    s, drain = (3 if model == "0.6b" else 3.5) * t, 1.5
+    s, drain = (2.5 if model == "0.6b" else 3) * t, 1
     for rate in short:
         yield f"{rate}/s 512/128", load(512, 128, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", s, "--drain", drain, *slo(model))
     for rate in middle:
@@ -316,6 +316,7 @@ def main():
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further point begins")
     parser.add_argument("--time", type=float, default=1.0, help="factor of the durations")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="a further key of the launch")
+    parser.add_argument("--serve", action="append", default=[], metavar="OPTION", help="a further option of baton serve, e.g. --serve=--snapshot-bytes=1073741824")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="part")
     o = parser.parse_args()
