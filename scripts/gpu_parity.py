@@ -13,8 +13,8 @@ best two logits are further apart than transformers' own largest error in that r
 (64 at once; 5 at once in small chunks, other blocks, nothing shared; alone) and compares the bits.
 
 With --gguf nothing of transformers is needed: the oracle's file (scripts/make_greedy.py) has prompts, the greedy tokens of an f32
-computation with the dequantised weights, the distance of its best two logits, and how far bf16 is off by itself. The tokens must be
-equal wherever the distance is larger than that.
+computation with the dequantised weights, the distance of its best two logits, and by how much transformers in bf16 changes it. The
+tokens must be equal wherever the distance is larger than that.
 
 The last table is the result; the exit code is 1 where a criterion is missed.
 """
@@ -359,7 +359,7 @@ def run_oracle(args):
                 top = logits[j].topk(2).values
                 if j == different[0] or not tie:
                     print(f"{mode}: prompt {i}, token {j}: {tokens[j]} instead of {p['greedy'][j]}; the best two are {p['margin'][j]:.4f} apart in f32, "
-                          f"{(top[0] - top[1]).item():.4f} here; bf16 alone is off by up to {p['noise']:.4f}: {'a near tie' if tie else 'WRONG'}")
+                          f"{(top[0] - top[1]).item():.4f} here; bf16 alone changes that by up to {p['noise']:.4f}: {'a near tie' if tie else 'WRONG'}")
         print(f"{mode}: {len(prompts)} prompts, {whole} with all tokens equal; {equal} of {positions} tokens equal, {wrong} others where there is no near tie")
         bad += wrong > 0
         shutil.rmtree(work)
