@@ -107,6 +107,7 @@ detect_cuda() {
     capability=$(gpu_query --query-gpu=compute_cap --format=csv,noheader | sort -u)
     say "GPU: $(gpu_query --query-gpu=name --format=csv,noheader | sort | uniq -c | tr -s ' ' | sed 's/^ //' | paste -sd,), CUDA $driver, compiler $nvcc"
     CUDA_OPTIONS=(-DBATON_CUDA=ON "-DBATON_NVCC=$nvcc" "-DCMAKE_CUDA_COMPILER=$nvcc" "-DBATON_CUDA_ARCHITECTURES=$(architectures "$capability")")
+    # shellcheck disable=SC2034  # for who sources this
     CUDA_TARGETS=(baton_cuda)
 }
 
@@ -124,11 +125,13 @@ architectures() {
     echo "${list%;}" | tr ';' '\n' | sort -u | paste -sd';'
 }
 
-# The toolkit's compiler.
+# The toolkit's compiler, where there is one that is new enough.
 find_nvcc() {
-    local path
+    local path release
     for path in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
-        if [ -n "$path" ] && [ -x "$path" ]; then
+        [ -n "$path" ] && [ -x "$path" ] || continue
+        release=$("$path" --version | grep -oE 'release [0-9]+' | grep -oE '[0-9]+' || true)
+        if [ "${release:-0}" -ge "${CUDA_VERSION%%.*}" ]; then
             echo "$path"
             return
         fi
