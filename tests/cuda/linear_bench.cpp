@@ -1,5 +1,6 @@
 // Times the matrix products of whole models: every candidate with cold weights, chains of a decode step in one graph, the
-// tuning itself, the deterministic form. Built on request (target linear_bench); run on a GPU: linear_bench [detail file]. Prints one table.
+// tuning itself, the deterministic form. Built on request (target linear_bench); run on a GPU: linear_bench [detail file [part …]]; parts: tuning, chains,
+// table, deterministic, small.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -110,18 +111,14 @@ void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
         for (const uint32_t m : rows) {
             if (which == 4 && m > 256) break;
             const auto found = must(linear->measure_all(matrix, m, stream.get()));
-            const float lt = best_of(found, Kind::kLt);
             const float own = std::min({best_of(found, Kind::kGemv), best_of(found, Kind::kTile), best_of(found, Kind::kDirect)});
-            const double tera = 2e-6 * m * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
-            const double giga = 2e-3 * matrix.n * matrix.k / static_cast<double>(found.front().microseconds);
-            const Choice* first_own = nullptr;
-            for (const Choice& c : found)
-                if (c.kind != Kind::kLt && first_own == nullptr) first_own = &c;
+            const double best = static_cast<double>(found.front().microseconds);
+            std::printf(" | m%u lt %.2f own %.2f held %.2f ring %.2f: %s", m, static_cast<double>(best_of(found, Kind::kLt)), static_cast<double>(own),
+                        static_cast<double>(best_of(found, Kind::kHeld)), static_cast<double>(best_of(found, Kind::kRing)), describe(found.front()).c_str());
             if (m <= 128)
-                std::printf(" | m%u lt %.2f own %.2f %s %.0fGB/s", m, static_cast<double>(lt), static_cast<double>(own),
-                            first_own != nullptr ? describe(*first_own).c_str() : "-", giga);
+                std::printf(" %.0fGB/s", 2e-3 * matrix.n * matrix.k / best);
             else
-                std::printf(" | m%u %.1f %.0fTF", m, static_cast<double>(found.front().microseconds), tera);
+                std::printf(" %.0fTF", 2e-6 * m * matrix.n * matrix.k / best);
             if (detail != nullptr)
                 for (const Choice& c : found)
                     std::fprintf(detail, "%s %s m %u: %s %.2f us\n", model.name, kNames[which], m, describe(c).c_str(),
@@ -141,16 +138,17 @@ class Chain {
           logits_(must(DeviceBuffer::make(size_t{m} * weights.m.vocab * 4, "the bench"))) {}
 
     /// Milliseconds a step, back to back; infinity where a kernel refuses.
-    /// `ahead`: 0 no prefetch; 1 the next product's weights; 2 those after the next; 3 qkv both, the others the next.
-    float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0) {
+    /// `ahead`: 0 no prefetch; 1 the next product's weights; 2 those after the next; 3 qkv both, the others the next. The product
+    /// `without` is left out.
+    float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0, int without = -1) {
         cudaGraph_t graph = nullptr;
         check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
         cudaError_t status = cudaSuccess;
         for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
             for (int i = 0; i < 4 && status == cudaSuccess; ++i)
-                status = linear_.run_as({stream_, pdl}, ahead_of(i, l, ahead), i % 2 == 0 ? x_.data() : wide_.data(), m_,
+                if (i != without) status = linear_.run_as({stream_, pdl}, ahead_of(i, l, ahead), i % 2 == 0 ? x_.data() : wide_.data(), m_,
                                         i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
-        if (status == cudaSuccess) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
+        if (status == cudaSuccess && without != 4) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
         const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
         cudaGraphExec_t exec = nullptr;
         if (status == cudaSuccess) status = ended;
@@ -212,15 +210,23 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
                     break;
                 }
         }
+        std::vector<Choice> others = ways;  // without rings
+        for (size_t i = 0; i < 5; ++i)
+            for (const Choice& c : found[i])
+                if (c.kind != Kind::kRing && c.kind != Kind::kHeld) {
+                    others[i] = c;
+                    break;
+                }
         const float lt = chain.time(library, true);
+        const float ringless = chain.time(others, true);
         float best = chain.time(ways, true);
         const float plain = chain.time(ways, false);
-        std::printf("%s chain m %u: cublaslt %.3f ms, tuned %.3f, without overlap %.3f", model.name, m, static_cast<double>(lt),
-                    static_cast<double>(best), static_cast<double>(plain));
+        std::printf("%s chain m %u: cublaslt %.3f ms, as before %.3f, tuned %.3f, without overlap %.3f", model.name, m, static_cast<double>(lt),
+                    static_cast<double>(ringless), static_cast<double>(best), static_cast<double>(plain));
         for (int i = 0; i < 5; ++i) {
             const auto at = static_cast<size_t>(i);
-            for (size_t j = 1; j < std::min<size_t>(found[at].size(), 10); ++j) {
-                if (found[at][j].microseconds > 2.0f * found[at][0].microseconds) break;
+            for (size_t j = 1; j < std::min<size_t>(found[at].size(), 14); ++j) {
+                if (found[at][j].microseconds > 1.6f * found[at][0].microseconds) break;
                 auto other = ways;
                 other[at] = found[at][j];
                 const float ms = chain.time(other, true);
@@ -232,6 +238,10 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
         }
         std::printf(", best in chain %.3f:", static_cast<double>(best));
         for (const Choice& c : ways) std::printf(" [%s %.2f]", describe(c).c_str(), static_cast<double>(c.microseconds));
+        std::printf(", each in it, us a layer:");
+        const float whole = chain.time(ways, true);
+        for (int i = 0; i < 5; ++i)
+            std::printf(" %s %.2f", kNames[i], 1e3 * static_cast<double>(whole - chain.time(ways, true, 0, i)) / (i < 4 ? model.layers : 1));
         for (const int ahead : {0, 1, 2, 3}) std::printf(", ahead %d %.3f", ahead, static_cast<double>(chain.time(ways, true, ahead)));
         std::printf("\n");
         std::fflush(stdout);
@@ -282,17 +292,30 @@ int main(int argc, char** argv) {
         return 0;
     }
     std::FILE* detail = argc > 1 ? std::fopen(argv[1], "w") : nullptr;
-    tuning(kQwen06);
-    tuning(kLlama8);
-    chains(kQwen06, 28, {1, 2, 4, 8, 16, 32, 64}, detail);
-    const std::vector<uint32_t> rows = {1, 4, 8, 16, 64, 128, 256, 1024, 4096};
-    chains(kLlama8, 2, {1, 8, 64}, detail);
-    table(kQwen06, rows, detail);
-    table(kLlama8, rows, detail);
-    deterministic(kQwen06);
-    deterministic(kLlama8);
-    table(kQwen05, {1, 8, 64, 256, 4096}, detail);
-    table(kSmol, {1, 8, 64, 256, 4096}, detail);
+    std::string parts;
+    for (int i = 2; i < argc; ++i) parts += std::string(argv[i]) + " ";
+    const auto wanted = [&](const char* part) { return parts.empty() || parts.find(part) != std::string::npos; };
+    if (wanted("tuning")) {
+        tuning(kQwen06);
+        tuning(kLlama8);
+    }
+    if (wanted("chains")) {
+        chains(kQwen06, 28, {1, 8, 64}, detail);
+        chains(kLlama8, 2, {1, 64, 256}, detail);
+    }
+    if (wanted("table")) {
+        const std::vector<uint32_t> rows = {1, 8, 16, 32, 64, 128, 256, 1024, 4096};
+        table(kQwen06, rows, detail);
+        table(kLlama8, rows, detail);
+    }
+    if (wanted("deterministic")) {
+        deterministic(kQwen06);
+        deterministic(kLlama8);
+    }
+    if (wanted("small")) {
+        table(kQwen05, {1, 8, 64, 256, 4096}, detail);
+        table(kSmol, {1, 8, 64, 256, 4096}, detail);
+    }
     if (detail != nullptr) std::fclose(detail);
     return 0;
 }

@@ -319,6 +319,55 @@ TEST(Linear, EveryDeterministicCandidate) {
     every_candidate<__half>(Elem::kF16, {1, 16, 130}, 3000, true);
 }
 
+/// Rings of every tile, cut and shared in every way, with stages that are used over and over and with all that fit, on tails of
+/// every size; more tiles than blocks, and blocks without a tile.
+template <class T>
+void every_ring(Elem elem, uint32_t salt) {
+    RingLimits limits;
+    ASSERT_EQ(ring_prepare(elem, limits), cudaSuccess);
+    if (limits.shared_bytes == 0) GTEST_SKIP() << "no sm_90 code or device here";
+    limits.multiprocessors = 8;
+    uint32_t ran = 0;
+    uint32_t failures = 0;
+    for (const Shape& shape : {Shape{1064, 1160, kAdd, false, true}, Shape{1232, 520, kSwiGlu, true, true}, Shape{2048, 1024, kSwiGlu, false, false},
+                               Shape{1544, 776, kF32, true, false}, Shape{584, 2048, kStore, true, true}}) {
+        Case<T> c(shape, 389, seed_of_run() + salt + shape.n);
+        for (const uint32_t m : {23u, 64u, 129u, 389u})
+            for (size_t v = 0; v < ring_shapes().size(); ++v)
+                for (const uint8_t splits : {1, 2, 4, 8})
+                    for (const uint8_t share : {1, 2, 4})
+                        for (const uint8_t stages : {2, 3, 16}) {
+                            Product product = {elem, c.matrix, c.x(), m, c.out()};
+                            const uint32_t room = limits.shared_bytes - 1024;
+                            const uint32_t fits = room / (ring_shapes()[v].cols * 128u + ring_shapes()[v].rows * 128u);
+                            RingConfig config = {static_cast<uint8_t>(v), splits, share, static_cast<uint8_t>(std::min<uint32_t>(stages, fits)),
+                                                 static_cast<uint8_t>(std::min<uint32_t>(stages == 3 ? 2 : stages, fits)), false};
+                            if (stages == 16 && c.matrix.norm != nullptr) config.norm_fused = true;
+                            if (!ring_takes(product, config, limits)) config.norm_fused = false;
+                            if (!config.norm_fused) product.matrix.norm = nullptr;
+                            // Without the norm fused the oracle does not fit.
+                            if (shape.norm && !config.norm_fused) continue;
+                            if (!ring_takes(product, config, limits)) continue;
+                            c.prepare(m);
+                            const cudaError_t e = ring({}, product, config, limits);
+                            const std::string wrong = e != cudaSuccess ? cudaGetErrorString(e) : c.check(m, tolerance(elem, shape));
+                            ++ran;
+                            EXPECT_EQ(wrong, "") << shape.n << " x " << shape.k << " out " << static_cast<int>(shape.out) << " m " << m << " tile "
+                                                 << ring_shapes()[v].rows << " x " << ring_shapes()[v].cols << " splits " << int{splits} << " share "
+                                                 << int{share} << " stages " << int{config.w_stages} << ',' << int{config.x_stages};
+                            if (!wrong.empty()) cudaGetLastError();
+                            if (!wrong.empty() && ++failures > 20) FAIL() << "too many failures";
+                        }
+    }
+    std::printf("%u products checked\n", ran);
+}
+
+TEST(Linear, EveryRing) {
+    NEEDS_GPU();
+    every_ring<__nv_bfloat16>(Elem::kBF16, 7000);
+    every_ring<__half>(Elem::kF16, 8000);
+}
+
 /// The products of the models this backend is made for.
 std::vector<Shape> model_shapes() {
     struct Sizes {
@@ -591,10 +640,13 @@ Choices some_choices() {
         key.n = 64 * (i + 1);
         key.k = 8 * (i + 3);
         Choice choice;
-        choice.kind = static_cast<Kind>(i % 4);
+        choice.kind = static_cast<Kind>(i % 6);
         choice.gemv = {static_cast<uint8_t>(i % gemv_shapes().size()), static_cast<uint8_t>(1u << i % 4)};
         choice.tile = {static_cast<uint8_t>(i % tile_shapes().size()), static_cast<uint8_t>(1u << i % 4), i % 5 == 0, i % 7 == 0};
         choice.direct = {static_cast<uint8_t>(i % direct_shapes().size()), static_cast<uint8_t>(1 + i % 8), 1};
+        choice.ring = {static_cast<uint8_t>(i % ring_shapes().size()), static_cast<uint8_t>(1u << i % 4), static_cast<uint8_t>(1u << i % 3),
+                       static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0};
+        choice.held = static_cast<uint8_t>(i % held_shapes().size());
         choice.microseconds = static_cast<float>(i) * 1.5f;
         for (uint64_t& word : choice.algo) word = random();
         choices[{key, i % kBuckets}] = choice;
@@ -644,6 +696,8 @@ TEST(LinearCache, HostileBytesStayWithinBounds) {
             ASSERT_LT(choice.gemv.variant, gemv_shapes().size());
             ASSERT_LT(choice.tile.variant, tile_shapes().size());
             ASSERT_LT(choice.direct.variant, direct_shapes().size());
+            ASSERT_LT(choice.ring.variant, ring_shapes().size());
+            ASSERT_LT(choice.held, held_shapes().size());
             ASSERT_GT(choice.direct.slices * choice.direct.tiles, 0);
             ASSERT_LE(choice.gemv.k_warps, 8);
             ASSERT_LE(choice.tile.splits, 8);

@@ -1,6 +1,7 @@
 // Linear: which kernels a product runs on, and in what order where the chosen one does not fuse all of it.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 
 #include "backend/cuda/linear_impl.hpp"
 
@@ -42,6 +43,8 @@ Expected<std::unique_ptr<LinearImpl>> LinearImpl::make(const LinearOptions& opti
     linear->multiprocessors_ = static_cast<uint32_t>(properties.multiProcessorCount);
     linear->pdl_ = properties.major == 9;
     BATON_CUDA_TRY(tile_prepare(linear->limits_), "preparing the product kernels");
+    BATON_CUDA_TRY(held_prepare(options.elem, linear->held_most_), "preparing the product kernels");
+    BATON_CUDA_TRY(ring_prepare(options.elem, linear->ring_limits_), "preparing the product kernels");
     BATON_TRY_ASSIGN(linear->lt_, Lt::create());
     linear->identity_ = {properties.name, Lt::version()};
     linear->cached_ = load_choices(options.cache_folder, linear->identity_);
@@ -69,6 +72,29 @@ LinearImpl::Entry& LinearImpl::entry_of(const Matrix& matrix) {
     entries_.back()->key = key;
     entries_.back()->checked.resize(options_.rows_max + 1);
     return *entries_.back();
+}
+
+const LinearImpl::Entry* LinearImpl::find_entry(const Matrix& matrix) const {
+    const ShapeKey key = key_of(matrix);
+    for (const auto& entry : entries_)
+        if (entry->key == key) return entry.get();
+    return nullptr;
+}
+
+uint32_t LinearImpl::alternatives(const Matrix& matrix, uint32_t m) const {
+    const Entry* entry = m == 0 || m > options_.rows_max ? nullptr : find_entry(matrix);
+    return entry == nullptr ? 1 : std::max<uint32_t>(1, static_cast<uint32_t>(entry->near[bucket_of(m)].size()));
+}
+
+void LinearImpl::choose(const Matrix& matrix, uint32_t m, uint32_t i) {
+    if (m == 0 || m > options_.rows_max) return;
+    Entry& entry = entry_of(matrix);
+    const uint32_t bucket = bucket_of(m);
+    if (i >= entry.near[bucket].size()) return;
+    entry.by_bucket[bucket] = entry.near[bucket][i];
+    entry.known[bucket] = true;
+    std::fill(entry.checked.begin(), entry.checked.end(), uint8_t{0});  // asked of another algorithm
+    cached_[{entry.key, bucket}] = entry.by_bucket[bucket];
 }
 
 uint32_t LinearImpl::rows_of(uint32_t bucket) const { return std::min(options_.rows_max, 1u << bucket); }
@@ -103,6 +129,8 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
         case Kind::kLt: return !options_.deterministic && lt_->check(product, choice.algo);
         case Kind::kGemv: return !options_.deterministic && gemv_takes(product, choice.gemv);
         case Kind::kDirect: return !options_.deterministic && direct_takes(product, choice.direct);
+        case Kind::kHeld: return !options_.deterministic && held_takes(product, choice.held, held_most_);
+        case Kind::kRing: return !options_.deterministic && ring_takes(product, choice.ring, ring_limits_);
         case Kind::kTile:
             if (options_.deterministic &&
                 (choice.tile.splits != deterministic_splits(matrix.n, matrix.k) || choice.tile.norm_fused))
@@ -178,6 +206,75 @@ void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) co
     }
 }
 
+void LinearImpl::add_held(const Product& product, std::vector<Choice>& found) const {
+    const auto shapes = held_shapes();
+    const uint32_t chunks = ceil_div(product.matrix.k, kChunk);
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const uint32_t blocks = ceil_div(product.matrix.n, 8u * shapes[v].rows);
+        // More blocks than fit at once do not hold their weights ahead; few leave multiprocessors idle.
+        const uint32_t bytes = 8u * shapes[v].rows * product.matrix.k * 2;
+        const bool all = blocks <= multiprocessors_ * std::max(1u, (200u << 10) / std::max(bytes, 1u));
+        if (chunks + 4 <= shapes[v].chunks || !all || (blocks * 2 < multiprocessors_ && shapes[v].rows > 1)) continue;
+        Choice choice;
+        choice.kind = Kind::kHeld;
+        choice.held = static_cast<uint8_t>(v);
+        if (held_takes(product, choice.held, held_most_)) found.push_back(choice);
+    }
+}
+
+void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) const {
+    if (ring_limits_.shared_bytes == 0) return;
+    const Matrix& matrix = product.matrix;
+    const auto shapes = ring_shapes();
+    const uint32_t k_tiles = ceil_div(matrix.k, 64);
+    const uint32_t tall_tiles = ceil_div(product.m, 128);
+    const bool tall = product.m > 64;
+    const uint32_t share_most = tall ? (tall_tiles > 1 ? 2 : 1) : (product.m > 16 ? 4 : 1);
+    struct Found {
+        Choice choice;
+        double cost;
+    };
+    std::vector<Found> all;
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const RingTile& shape = shapes[v];
+        if ((shape.rows == 128) != tall) continue;
+        const uint32_t stage_w = shape.cols * 128u;
+        const uint32_t stage_x = shape.rows * 128u;
+        const uint32_t tiles = ceil_div(matrix.n, shape.cols) * (tall ? tall_tiles : 1);
+        for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
+            const uint32_t blocks = tiles * splits;
+            const uint32_t each = ceil_div(k_tiles, splits);
+            if (splits > 1 && (blocks * 4 > 5 * multiprocessors_ || each < 2)) continue;
+            if (blocks * 2 < multiprocessors_ && splits < 8 && blocks * 2 * splits <= multiprocessors_ && each >= 4) continue;
+            const uint32_t fixed = 1024 + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
+            for (uint32_t share = 1; share <= share_most; share *= 2) {
+                if (share > 1 && splits > 1 && !tall) continue;
+                if (tall && share < share_most && product.m > 256) continue;
+                // Room for two blocks, so that the next product's weights come while this one works; or all there is.
+                for (const uint32_t room : {113u << 10, ring_limits_.shared_bytes}) {
+                    const bool whole = room == ring_limits_.shared_bytes;
+                    if (tall && !whole) continue;
+                    const uint32_t x_stages = tall ? std::min(each, (room - fixed) / (stage_w + stage_x)) : std::min(each, whole ? 8u : 6u);
+                    if (fixed + x_stages * stage_x + 2 * stage_w > room) continue;
+                    const uint32_t w_stages = tall ? x_stages : std::min({each, (room - fixed - x_stages * stage_x) / stage_w, 31u});
+                    if (w_stages < std::min(each, 3u) || w_stages < 2) continue;
+                    Choice choice;
+                    choice.kind = Kind::kRing;
+                    choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_stages),
+                                   static_cast<uint8_t>(x_stages), !tall && matrix.norm != nullptr && w_stages >= each && blocks <= 2 * multiprocessors_};
+                    const double waves = ceil_div(blocks, multiprocessors_);
+                    if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
+                    if (w_stages >= each) break;
+                }
+            }
+        }
+    }
+    double least = std::numeric_limits<double>::infinity();
+    for (const Found& f : all) least = std::min(least, f.cost);
+    for (const Found& f : all)
+        if (f.cost <= (tall ? 1.35 : 2.5) * least) found.push_back(f.choice);
+}
+
 std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) const {
     const Product product = product_of(matrix, nullptr, m, nullptr);
     std::vector<Choice> found;
@@ -225,7 +322,9 @@ cudaError_t LinearImpl::run(const Launch& launch, const Matrix& matrix, const vo
 
 cudaError_t LinearImpl::run_as(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out,
                                const Choice& choice) {
-    const bool normed = matrix.norm != nullptr && (choice.kind == Kind::kLt || (choice.kind == Kind::kTile && !choice.tile.norm_fused));
+    const bool fused = choice.kind == Kind::kGemv || choice.kind == Kind::kDirect || choice.kind == Kind::kHeld ||
+                       (choice.kind == Kind::kTile && choice.tile.norm_fused) || (choice.kind == Kind::kRing && choice.ring.norm_fused);
+    const bool normed = matrix.norm != nullptr && !fused;
     const bool wide = needs_wide(matrix) && choice.kind == Kind::kLt;
     if (!normed && !wide) return run_rows(launch, matrix, x, m, out, choice);
     const uint32_t chunk = chunk_rows(matrix);
@@ -257,6 +356,8 @@ cudaError_t LinearImpl::run_rows(const Launch& launch, const Matrix& matrix, con
     if (choice.kind == Kind::kGemv) return gemv(launch, product, choice.gemv);
     if (choice.kind == Kind::kDirect) return direct(launch, product, choice.direct);
     if (choice.kind == Kind::kTile) return tile(launch, product, choice.tile);
+    if (choice.kind == Kind::kHeld) return held(launch, product, choice.held);
+    if (choice.kind == Kind::kRing) return ring(launch, product, choice.ring, ring_limits_);
     if (const auto e = lt_->run(launch.stream, product, choice.algo); e != cudaSuccess) return e;
     if (matrix.bias == nullptr || Lt::takes_bias(matrix)) return cudaSuccess;
     return add_bias_f32(launch, options_.elem, matrix.bias, m, matrix.n, static_cast<float*>(out));

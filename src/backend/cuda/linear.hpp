@@ -50,6 +50,14 @@ class Linear {
     virtual Expected<void> tune(const Matrix& matrix, cudaStream_t stream) = 0;
     /// x [m, k] → out. Only launches; may be captured. m = 0 does nothing. Errors: cudaErrorInvalidValue for shapes beyond the options.
     virtual cudaError_t run(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out) = 0;
+    /// How many kernels were nearly as quick as the quickest when `matrix` was tuned at m, that one included; the chosen one alone
+    /// where the choice came from the cache. A kernel between others is not the same as a kernel alone: whoever can time a whole
+    /// step may try them.
+    [[nodiscard]] virtual uint32_t alternatives(const Matrix& matrix, uint32_t m) const = 0;
+    /// Takes number `i` of them for the bucket of m from now on; 0 is the quickest alone.
+    virtual void choose(const Matrix& matrix, uint32_t m, uint32_t i) = 0;
+    /// Writes what is chosen now to the cache file; after calls of choose. Errors: kIo.
+    virtual Expected<void> keep() = 0;
     /// Device bytes it holds (workspace and scratch).
     [[nodiscard]] virtual size_t bytes() const = 0;
     /// One line per shape and bucket: which kernel was chosen, its time and share of the memory floor. For the bench and the log.

@@ -16,7 +16,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'b', 'a', 't', 'o', 'n', 'L', 'i', 'n'};
-constexpr uint32_t kVersion = 3;  // raise it when a kernel's meaning or speed changes
+constexpr uint32_t kVersion = 4;  // raise it when a kernel's meaning or speed changes
 constexpr uint32_t kRecordsMax = 4096;
 constexpr size_t kGpuMax = 256;
 constexpr size_t kFileMax = size_t{1} << 20;
@@ -89,6 +89,9 @@ void write_record(Writer& out, const ShapeKey& key, uint32_t bucket, const Choic
     out.put(choice.direct.variant);
     out.put(choice.direct.slices);
     out.put(choice.direct.tiles);
+    for (uint8_t part : {choice.ring.variant, choice.ring.splits, choice.ring.share, choice.ring.w_stages, choice.ring.x_stages}) out.put(part);
+    out.put(static_cast<uint8_t>(choice.ring.norm_fused ? 1 : 0));
+    out.put(choice.held);
     out.put(choice.microseconds);
     for (uint64_t word : choice.algo) out.put(word);
 }
@@ -111,9 +114,15 @@ bool read_record(Reader& in, Choices& choices) {
     choice.direct.variant = in.get<uint8_t>();
     choice.direct.slices = in.get<uint8_t>();
     choice.direct.tiles = in.get<uint8_t>();
+    for (uint8_t* part : {&choice.ring.variant, &choice.ring.splits, &choice.ring.share, &choice.ring.w_stages, &choice.ring.x_stages})
+        *part = in.get<uint8_t>();
+    const auto ring_flags = in.get<uint8_t>();
+    choice.held = in.get<uint8_t>();
     choice.microseconds = in.get<float>();
     for (uint64_t& word : choice.algo) word = in.get<uint64_t>();
-    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 3 || tile_flags > 3) return false;
+    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 5 || tile_flags > 3 || ring_flags > 1) return false;
+    choice.ring.norm_fused = ring_flags != 0;
+    if (choice.held >= held_shapes().size() || choice.ring.variant >= ring_shapes().size() || choice.ring.splits == 0 || choice.ring.share == 0) return false;
     if (!(choice.microseconds >= 0.0f && choice.microseconds < 1e9f)) return false;
     if (choice.gemv.variant >= gemv_shapes().size() || choice.tile.variant >= tile_shapes().size()) return false;
     if (!std::has_single_bit(choice.gemv.k_warps) || choice.gemv.k_warps > 8) return false;
@@ -142,6 +151,17 @@ std::string describe(const Choice& choice) {
             const GemvShape shape = gemv_shapes()[choice.gemv.variant];
             return "gemv r" + std::to_string(shape.rows) + "c" + std::to_string(shape.chunks) + " kw" +
                    std::to_string(choice.gemv.k_warps);
+        }
+        case Kind::kRing: {
+            const RingTile shape = ring_shapes()[choice.ring.variant];
+            return "ring " + std::to_string(shape.rows) + "x" + std::to_string(shape.cols) + " s" + std::to_string(choice.ring.splits) +
+                   (choice.ring.share > 1 ? " share" + std::to_string(choice.ring.share) : "") + " st" +
+                   std::to_string(choice.ring.w_stages) + "," + std::to_string(choice.ring.x_stages) +
+                   (choice.ring.norm_fused ? " norm" : "");
+        }
+        case Kind::kHeld: {
+            const HeldShape shape = held_shapes()[choice.held];
+            return "held r" + std::to_string(shape.rows) + "c" + std::to_string(shape.chunks);
         }
         case Kind::kTile: {
             const TileShape shape = tile_shapes()[choice.tile.variant];

@@ -7,11 +7,13 @@
 #include <tuple>
 #include <vector>
 
+#include "backend/cuda/linear_held.hpp"
 #include "backend/cuda/linear_lt.hpp"
+#include "backend/cuda/linear_ring.hpp"
 
 namespace baton::backend::cuda {
 
-enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3 };
+enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3, kRing = 4, kHeld = 5 };
 
 /// How a product runs at one bucket of m.
 struct Choice {
@@ -19,6 +21,8 @@ struct Choice {
     GemvConfig gemv;
     TileConfig tile;
     DirectConfig direct;
+    RingConfig ring;
+    uint8_t held = 0;        ///< variant
     LtAlgo algo = {};
     float microseconds = 0;  ///< as tuned; 0: not measured
 };

@@ -20,6 +20,9 @@ class LinearImpl final : public Linear {
     static Expected<std::unique_ptr<LinearImpl>> make(const LinearOptions& options);
     Expected<void> tune(const Matrix& matrix, cudaStream_t stream) override;
     cudaError_t run(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out) override;
+    [[nodiscard]] uint32_t alternatives(const Matrix& matrix, uint32_t m) const override;
+    void choose(const Matrix& matrix, uint32_t m, uint32_t i) override;
+    Expected<void> keep() override { return save(); }
     [[nodiscard]] size_t bytes() const override;
     [[nodiscard]] std::string choices() const override;
 
@@ -46,6 +49,7 @@ class LinearImpl final : public Linear {
         ShapeKey key;
         std::array<Choice, kBuckets> by_bucket;
         std::array<bool, kBuckets> known = {};
+        std::array<std::vector<Choice>, kBuckets> near;  // what was nearly as quick, the quickest first
         std::vector<uint8_t> checked;       // [rows_max + 1], for cuBLASLt: 0 unknown, 1 the bucket's algorithm, 2 `others`
         std::map<uint32_t, Choice> others;  // by m, where the bucket's algorithm does not do
     };
@@ -56,6 +60,7 @@ class LinearImpl final : public Linear {
     [[nodiscard]] ShapeKey key_of(const Matrix& matrix) const;
     [[nodiscard]] Product product_of(const Matrix& matrix, const void* x, uint32_t m, void* out) const;
     Entry& entry_of(const Matrix& matrix);
+    [[nodiscard]] const Entry* find_entry(const Matrix& matrix) const;
     [[nodiscard]] bool valid(const Matrix& matrix) const;
     /// The largest m of a bucket within rows_max.
     [[nodiscard]] uint32_t rows_of(uint32_t bucket) const;
@@ -65,6 +70,8 @@ class LinearImpl final : public Linear {
     void add_gemv(const Product& product, std::vector<Choice>& found) const;
     void add_direct(const Product& product, std::vector<Choice>& found) const;
     void add_tile(const Product& product, std::vector<Choice>& found) const;
+    void add_ring(const Product& product, std::vector<Choice>& found) const;
+    void add_held(const Product& product, std::vector<Choice>& found) const;
     cudaError_t run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out, const Choice& choice);
     Expected<void> measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us);
     Expected<std::vector<Choice>> measure_all(const Matrix& matrix, uint32_t m, Bench& bench);
@@ -76,6 +83,8 @@ class LinearImpl final : public Linear {
     Choices cached_;  // what the file held, and what was measured since
     std::unique_ptr<Lt> lt_;
     TileLimits limits_;
+    RingLimits ring_limits_;
+    uint32_t held_most_ = 0;  // bytes of shared memory, of a held product's block
     uint32_t multiprocessors_ = 1;
     bool pdl_ = false;
     DeviceBuffer normed_;  // [chunk_rows, k]

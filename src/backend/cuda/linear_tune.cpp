@@ -13,6 +13,8 @@ constexpr size_t kColdBytes = size_t{160} << 20;  // more than an L2 holds
 constexpr uint32_t kCopiesMax = 24;
 constexpr size_t kBenchMax = size_t{1} << 30;     // bytes of x or of results
 constexpr double kChainUs = 100;                  // a measurement's chain should take about this
+constexpr float kNear = 1.3f;      // worth a try among other kernels
+constexpr size_t kNearMost = 6;
 constexpr float kHopeless = 1.5f;                 // no second look at a candidate this much slower than the best
 
 }  // namespace
@@ -143,10 +145,13 @@ Expected<void> LinearImpl::tune_bucket(const Matrix& matrix, Bench& bench, Entry
     if (found.empty() || found.front().microseconds == std::numeric_limits<float>::infinity())
         return fail(ErrorCode::kUnsupported, "no kernel for a product of " + std::to_string(matrix.n) + " x " +
                                                  std::to_string(matrix.k) + " with " + std::to_string(m) + " rows");
-    const Choice& best = found.front();
+    const Choice best = found.front();
     entry.by_bucket[bucket] = best;
     entry.known[bucket] = true;
     cached_[{entry.key, bucket}] = best;
+    entry.near[bucket].clear();
+    for (const Choice& choice : found)
+        if (choice.microseconds <= kNear * best.microseconds && entry.near[bucket].size() < kNearMost) entry.near[bucket].push_back(choice);
     return {};
 }
 

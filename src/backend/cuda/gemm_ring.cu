@@ -1,0 +1,141 @@
+// Choice and launch of the instantiations of the product with its operands in rings.
+#include <algorithm>
+
+#include "backend/cuda/gemm_ring_table.cuh"
+#include "backend/cuda/linear_ring.hpp"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+using gemm::kRingDepth;
+using gemm::kRingHeader;
+using gemm::RingEntry;
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                                 const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 32}, {64, 48}, {64, 64}, {64, 96}, {64, 128}, {64, 224},
+                                                              {128, 64}, {128, 96}, {128, 128}, {128, 192}, {128, 224}, {128, 256}}};
+constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
+
+/// The driver's function, found through the runtime so that nothing links against the driver.
+EncodeTiled find_encode() {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return nullptr;
+    return reinterpret_cast<EncodeTiled>(entry);
+}
+EncodeTiled encoder() {
+    static const EncodeTiled encode = find_encode();
+    return encode;
+}
+
+/// Describes rows [rows, k] to the copy engine, in boxes of 64 elements of `box_rows` rows; what lies outside reads as zero.
+bool describe(CUtensorMap& map, Elem elem, const void* from, uint32_t rows, uint32_t k, uint32_t box_rows) {
+    const cuuint64_t sizes[2] = {k, rows};
+    const cuuint64_t strides[1] = {cuuint64_t{k} * 2};
+    const cuuint32_t box[2] = {kRingDepth, box_rows};
+    const cuuint32_t steps[2] = {1, 1};
+    return encoder()(&map, elem == Elem::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+                     const_cast<void*>(from), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+RingEntry entry_of(Elem elem, uint8_t variant) {
+    return elem == Elem::kBF16 ? gemm::ring_table_bf16()[variant] : gemm::ring_table_f16()[variant];
+}
+
+uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+uint32_t log2_of(uint32_t v) {
+    uint32_t log = 0;
+    while ((1u << log) < v) ++log;
+    return log;
+}
+bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 0 && v <= most; }
+
+uint32_t shared_bytes(const RingEntry& entry, RingConfig config) {
+    const uint32_t rings = config.w_stages * entry.stage_w + config.x_stages * entry.stage_x;
+    return kRingHeader + rings + (config.splits > 1 ? entry.sum_bytes : 0);
+}
+
+}  // namespace
+
+std::span<const RingTile> ring_shapes() { return kShapes; }
+
+cudaError_t ring_prepare(Elem elem, RingLimits& limits) {
+    limits = {};
+    int device = 0;
+    int major = 0;
+    int shared = 0;
+    int multiprocessors = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess || major != 9 || encoder() == nullptr) return error;
+    const auto table = elem == Elem::kBF16 ? gemm::ring_table_bf16() : gemm::ring_table_f16();
+    // A build without sm_90a runs on such a device from older PTX, in which these kernels are empty.
+    cudaFuncAttributes attributes = {};
+    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(table[0].kernel));
+    if (error != cudaSuccess || attributes.binaryVersion != 90 || attributes.ptxVersion < 90) return error;
+    for (const RingEntry& entry : table) {
+        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        if (error != cudaSuccess) return error;
+    }
+    limits = {static_cast<uint32_t>(shared), static_cast<uint32_t>(multiprocessors)};
+    return cudaSuccess;
+}
+
+bool ring_takes(const Product& product, RingConfig config, const RingLimits& limits) {
+    const Matrix& matrix = product.matrix;
+    if (limits.shared_bytes == 0 || config.variant >= kShapes.size() || product.m == 0 || matrix.n == 0 || matrix.k == 0 || matrix.k % 8 != 0) return false;
+    if (result_columns(matrix) % 8 != 0 || (matrix.out == Out::kSwiGlu && matrix.n % 2 != 0)) return false;
+    const RingTile& shape = kShapes[config.variant];
+    const bool tall = shape.rows == 128;
+    if (!tall && product.m > shape.rows) return false;
+    if (!power_up_to(config.splits, 8) || !power_up_to(config.share, tall ? 2 : 4) || config.splits * config.share > 8) return false;
+    const uint32_t k_tiles = ceil_div(matrix.k, kRingDepth);
+    if (config.splits > k_tiles) return false;
+    if (config.w_stages < 2 || config.w_stages > gemm::kRingWMost || config.x_stages < 2 || config.x_stages > gemm::kRingXMost) return false;
+    if (config.norm_fused && (tall || matrix.norm == nullptr || config.w_stages < ceil_div(k_tiles, config.splits))) return false;
+    return shared_bytes(entry_of(product.elem, config.variant), config) <= limits.shared_bytes;
+}
+
+cudaError_t ring(const Launch& launch, const Product& product, RingConfig config, const RingLimits& limits) {
+    const Matrix& matrix = product.matrix;
+    const RingTile& shape = kShapes[config.variant];
+    const RingEntry entry = entry_of(product.elem, config.variant);
+    const bool tall = shape.rows == 128;
+    gemm::RingArgs args = {};
+    static_cast<gemm::Operands&>(args) = gemm::operands_of(product);
+    if (!config.norm_fused) args.norm = nullptr;
+    args.k_tiles = ceil_div(matrix.k, kRingDepth);
+    args.splits_log2 = log2_of(config.splits);
+    args.share_log2 = log2_of(config.share);
+    args.m_tiles = ceil_div(product.m, shape.rows);
+    args.n_tiles = matrix.out == Out::kSwiGlu ? ceil_div(args.columns, shape.cols / 2u) : ceil_div(matrix.n, shape.cols);
+    args.w_stages = config.w_stages;
+    args.x_stages = config.x_stages;
+    args.eps = matrix.eps;
+    args.kind = matrix.out;
+    const uint32_t groups = tall ? ceil_div(args.m_tiles, config.share) : 1;
+    args.units = tall ? groups * args.n_tiles : ceil_div(args.n_tiles, config.share);
+    args.band = std::min(groups, std::max(1u, 16u / config.share));
+    const uint32_t cluster = uint32_t{config.splits} * config.share;
+    const uint32_t shared = shared_bytes(entry, config);
+    const uint32_t resident = limits.multiprocessors * (shared <= kTwoBlocks ? 2 : 1) / cluster;
+    const uint32_t clusters = config.splits > 1 || config.norm_fused ? args.units : std::min(args.units, std::max(1u, resident));
+    args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, clusters * cluster);
+    CUtensorMap w_map;
+    CUtensorMap x_map;
+    if (!describe(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u) ||
+        !describe(x_map, product.elem, product.x, product.m, matrix.k, tall ? 128u : 64u / config.share))
+        return cudaErrorInvalidValue;
+    return start(launch, entry.kernel, clusters * cluster, entry.threads, shared, cluster, args, w_map, x_map);
+}
+
+}  // namespace baton::backend::cuda
