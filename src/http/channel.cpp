@@ -3,6 +3,11 @@
 #include <utility>
 
 namespace baton::http {
+namespace {
+
+constexpr size_t kKeptBytesMax = 64 * 1024;  ///< of a buffer that is used again
+
+}  // namespace
 
 Channel::Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping)
     : form_(std::move(form)), wake_(std::move(wake)), stopping_(std::move(stopping)) {}
@@ -141,12 +146,12 @@ bool Channel::answered() const {
     return state_ != State::kOpen;
 }
 
-Channel::Taken Channel::take() {
+Channel::Taken Channel::take(std::string& bytes) {
+    if (bytes.capacity() > kKeptBytesMax) bytes = {};
     const std::lock_guard lock(mutex_);
     woken_ = false;
     Taken taken;
-    taken.bytes = std::move(outbox_);
-    outbox_.clear();
+    bytes.swap(outbox_);
     taken.finished = state_ == State::kFinished;
     taken.close = close_;
     taken.broken = broken_;

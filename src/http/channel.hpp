@@ -37,13 +37,13 @@ class Channel {
 
     // ---- connection side, its I/O thread
     struct Taken {
-        std::string bytes;
         bool finished = false;  ///< nothing more will come
         bool close = false;     ///< after the bytes
         bool broken = false;    ///< close without grace
         bool overflow = false;  ///< the client does not read: drop it now
     };
-    [[nodiscard]] Taken take();
+    /// Swaps the bytes to send into `bytes`, which is empty and whose memory is used again.
+    [[nodiscard]] Taken take(std::string& bytes);
     void sent(size_t bytes) { unsent_.fetch_sub(bytes, std::memory_order_relaxed); }
     struct PeerClosed {
         bool incomplete = false;    ///< the answer was not complete

@@ -83,9 +83,11 @@ void BodyBudget::release() {
     if (state_ != nullptr && held_ != 0) state_->body_bytes.fetch_sub(std::exchange(held_, 0));
 }
 
-Connection::Connection(asio::io_context& io, asio::ip::tcp::socket socket, std::string remote,
+Connection::Connection(asio::io_context& io, FlushList<Connection>& flushes,
+                       asio::ip::tcp::socket socket, std::string remote,
                        std::shared_ptr<ServerState> state)
     : io_(io),
+      flushes_(flushes),
       socket_(std::move(socket)),
       timer_(io),
       remote_(std::move(remote)),
@@ -269,11 +271,7 @@ void Connection::open_channel() {
                     .extra = cors_headers(state_->options, parser_.request())};
     channel_ = std::make_shared<Channel>(
         std::move(form),
-        [weak = weak_from_this(), &io = io_] {
-            asio::post(io, [weak] {
-                if (const auto self = weak.lock()) self->flush();
-            });
-        },
+        [weak = weak_from_this(), &flushes = flushes_] { flushes.add(weak); },
         [state = state_] { return state->stopping.load(std::memory_order_relaxed); });
 }
 
@@ -326,14 +324,23 @@ void Connection::next_request() {
 
 // ---- writing ----
 
+void Connection::flush_guarded() {
+    try {
+        flush();
+    } catch (const std::exception& e) {
+        log::error("http.io_failed", {{"error", e.what()}});
+        close();
+    }
+}
+
 void Connection::flush() {
     if (writing_ || phase_ == Phase::kClosed || phase_ == Phase::kLinger) return;
     while (channel_ != nullptr) {
         if (out_sent_ == out_.size()) {
-            taken_ = channel_->take();
-            if (taken_.overflow) return close();
-            out_ = std::move(taken_.bytes);
+            out_.clear();
             out_sent_ = 0;
+            taken_ = channel_->take(out_);
+            if (taken_.overflow) return close();
             const int64_t ping_ms = channel_->ping_ms();
             set_deadline(ping_at_, ping_ms == 0 ? INT64_MAX : steady_now().ms + ping_ms);
             if (out_.empty()) {

@@ -14,6 +14,7 @@
 
 #include "baton/http/server.hpp"
 #include "http/channel.hpp"
+#include "http/flush_list.hpp"
 #include "http/head_check.hpp"
 #include "http/request_parser.hpp"
 
@@ -66,11 +67,15 @@ class BodyBudget {
 /// and idle_since() are for others.
 class Connection : public std::enable_shared_from_this<Connection> {
   public:
-    Connection(boost::asio::io_context& io, boost::asio::ip::tcp::socket socket, std::string remote,
+    /// `flushes` is the list of the I/O thread that runs `io`.
+    Connection(boost::asio::io_context& io, FlushList<Connection>& flushes,
+               boost::asio::ip::tcp::socket socket, std::string remote,
                std::shared_ptr<ServerState> state);
     ~Connection();
 
     void start();
+    /// Writes what the channel has; whatever is thrown costs this connection alone. I/O thread.
+    void flush_guarded();
     /// Closes at once. Any thread.
     void drop();
     /// Closes unless a request is being served; one that is still arriving counts as idle where
@@ -122,6 +127,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void arm();
 
     boost::asio::io_context& io_;
+    FlushList<Connection>& flushes_;
     boost::asio::ip::tcp::socket socket_;
     boost::asio::steady_timer timer_;
     const std::string remote_;

@@ -40,6 +40,7 @@ size_t connection_bound(size_t wanted) {
 
 struct IoThread {
     asio::io_context io{1};
+    FlushList<Connection> flushes{io};
     asio::executor_work_guard<asio::io_context::executor_type> work = asio::make_work_guard(io);
     std::thread thread;
 };
@@ -183,7 +184,7 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
         socket.write_some(asio::buffer(kFull), ec);
         return;
     }
-    auto connection = std::make_shared<Connection>(home.io, std::move(socket), ip, state_);
+    auto connection = std::make_shared<Connection>(home.io, home.flushes, std::move(socket), ip, state_);
     {
         const std::lock_guard lock(state_->mutex);
         state_->connections.emplace(connection.get(), connection);

@@ -6,6 +6,11 @@
 #include "openai/json_text.hpp"
 
 namespace baton::openai {
+namespace {
+
+constexpr size_t kChunkRestBytes = 96;  ///< of a chunk beside its head, delta and usage, logprobs left out
+
+}  // namespace
 
 AnswerWriter::AnswerWriter(const ResponseOptions& options, const text::Tokenizer& tokenizer)
     : options_(options), tokenizer_(tokenizer), chunk_head_("data: " + head(true)) {}
@@ -26,6 +31,7 @@ std::string AnswerWriter::head(bool chunk) const {
 void AnswerWriter::append_chunk(std::string& out, uint32_t index, std::string_view delta,
                                 std::span<const LogprobEntry> entries, const char* finish_reason,
                                 std::string_view usage) const {
+    out.reserve(out.size() + chunk_head_.size() + delta.size() + usage.size() + kChunkRestBytes);
     out.append(chunk_head_).append("{\"index\":").append(std::to_string(index));
     out.append(options_.chat ? ",\"delta\":" : ",\"text\":").append(delta).append(",\"logprobs\":");
     append_logprobs(out, entries, true);

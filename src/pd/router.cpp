@@ -161,11 +161,12 @@ void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire:
     if (found == nullptr || (found->prefill != from && found->decode != from)) return;
     Entry& e = *found;
     const uint32_t before = e.emitted();
-    if (!store_tokens(e, from, m)) {
+    Deliver delivery{m.ref.id, {}, before};
+    if (!store_tokens(e, from, m, delivery.tokens)) {
         new_attempt(now, e, "token_mismatch", {});
         return;
     }
-    Deliver delivery{m.ref.id, {}, before};
+    for (const wire::Token& token : delivery.tokens) e.sequence.emitted.push_back(token.id);
     while (!e.ahead.empty() && e.ahead.begin()->first == e.emitted()) {
         auto node = e.ahead.extract(e.ahead.begin());
         e.sequence.emitted.push_back(node.mapped().id);
@@ -183,8 +184,9 @@ void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire:
     if (e.wake == kNever || e.emitted() > before || !e.has_hole()) watch(now, e);
 }
 
-/// Puts new tokens into `ahead`; false where they contradict what is known or are too far ahead.
-bool Router::Impl::store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m) {
+/// Puts new tokens into `next` where they follow what is known, else into `ahead`; false where they contradict it or are too
+/// far ahead.
+bool Router::Impl::store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m, std::vector<wire::Token>& next) {
     const uint64_t end_index = uint64_t{m.first_index} + m.tokens.size();
     if (end_index > uint64_t{e.emitted()} + kTokensAheadMax) return false;
     const uint32_t longest = std::max(e.sequence.sampling.max_tokens, uint32_t{1});
@@ -194,6 +196,11 @@ bool Router::Impl::store_tokens(Entry& e, wire::ReplicaTarget from, const wire::
         const uint32_t index = m.first_index + i;
         if (index < e.emitted()) {
             if (e.sequence.emitted[index] != m.tokens[i].id) return false;
+            continue;
+        }
+        if (e.ahead.empty() && index == e.emitted() + next.size()) {
+            next.push_back(m.tokens[i]);
+            fresh_token = true;
             continue;
         }
         const auto [at, added] = e.ahead.emplace(index, m.tokens[i]);

@@ -76,7 +76,7 @@ struct Router::Impl {
     void take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m);
     void taken_over(TimeMs now, Entry& e, wire::ReplicaTarget by);
     void watch(TimeMs now, Entry& e);
-    [[nodiscard]] bool store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m);
+    [[nodiscard]] bool store_tokens(Entry& e, wire::ReplicaTarget from, const wire::SeqTokens& m, std::vector<wire::Token>& next);
     /// The entry when `ref` is its current attempt and `from` one of its legs, or a decode replica named before: P offers
     /// to one at a time and commits once, so whichever of them says that it has the sequence is right, even when word of
     /// its being busy came twice or late.

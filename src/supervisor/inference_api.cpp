@@ -42,11 +42,12 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
 
     void on_tokens(uint32_t choice, const pd::Deliver& deliver) {
         if (done || choice_done[choice]) return;
-        std::vector<wire::Token>& tokens = held[choice];
-        tokens.insert(tokens.end(), deliver.tokens.begin(), deliver.tokens.end());
         if (first_token.ms == 0) first_token = steady_now();
+        std::vector<wire::Token>& tokens = held[choice];
         // A stop id may be the end of the sequence, which hides it: End, which follows at once, decides.
-        const bool hold = stop_ids.count(tokens.back().id) != 0;
+        const bool hold = stop_ids.count(deliver.tokens.back().id) != 0;
+        if (tokens.empty() && !hold) return apply(choice, builder.push(choice, deliver.tokens, wire::Finish::kNone));
+        tokens.insert(tokens.end(), deliver.tokens.begin(), deliver.tokens.end());
         std::vector<wire::Token> now = std::move(tokens);
         tokens.clear();
         if (hold) {
@@ -66,10 +67,10 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
         apply(choice, builder.push(choice, last, end.finish, end.cached_tokens));
     }
 
-    void apply(uint32_t choice, const openai::ResponseBuilder::Update& update) {
+    void apply(uint32_t choice, openai::ResponseBuilder::Update update) {
         if (!update.frames.empty() && stream) {
             begin_stream();
-            exchange->write(update.frames);
+            exchange->write(std::move(update.frames));
         }
         if (update.choice_done) choice_done[choice] = true;
         if (update.stop_found && ids[choice]) deployment->abort(std::exchange(ids[choice], {}), "stop_string");
