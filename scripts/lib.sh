@@ -129,7 +129,7 @@ architectures() {
 find_nvcc() {
     local path release
     for path in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
-        [ -n "$path" ] && [ -x "$path" ] || continue
+        if [ -z "$path" ] || [ ! -x "$path" ]; then continue; fi
         release=$("$path" --version | grep -oE 'release [0-9]+' | grep -oE '[0-9]+' || true)
         if [ "${release:-0}" -ge "${CUDA_VERSION%%.*}" ]; then
             echo "$path"
