@@ -254,7 +254,7 @@ class Bench {
         const uint32_t largest = *std::max_element(o_.sizes_mib.begin(), o_.sizes_mib.end());
         const auto blocks = static_cast<uint32_t>(std::max<uint64_t>((uint64_t{largest} << 20) / end_.layout().block_bytes(), 1));
         end_.unlink();  // the transfer thread must not run
-        end_.backend()->pool().set_copy_ctas(ctas);
+        end_.set_copy_ctas(o_, ctas);
         BATON_TRY(link(mover));
         DecodingBatch batch(end_, o_);
         batch.start();
@@ -271,7 +271,7 @@ class Bench {
         }
         BATON_TRY_ASSIGN(auto with, batch.stop());
         end_.unlink();
-        end_.backend()->pool().set_copy_ctas(o_.ctas);
+        end_.set_copy_ctas(o_, o_.ctas);
         BATON_TRY(pulls);
         BATON_TRY(link(mover));
         const double bytes = static_cast<double>(blocks) * static_cast<double>(end_.layout().block_bytes()), p50 = quantile(us, 0.5);

@@ -101,9 +101,13 @@ Expected<void> HandoffEnd::load(const BenchHandoffOptions& o, uint32_t device) {
     options.noise = true;
     BATON_TRY_ASSIGN(backend_, backend::make_cuda_backend(plan, options));
     BATON_TRY_ASSIGN(words_, xavier::SharedPool::create_words(backend_->kv_layout(), slots_needed(o)));
-    backend_->pool().set_copy_ctas(o.ctas);
-    backend_->pool().set_link_options({o.nccl_buffers, size_t{o.nccl_buffer_mib} << 20, o.nccl_ctas, o.nccl_registered});
+    set_copy_ctas(o, o.ctas);
+    backend_->pool().set_link_options({o.nccl_buffers, size_t{o.nccl_buffer_mib} << 20, o.nccl_ctas, o.nccl_copy_ctas});
     return backend_->share_words(words_->words());
+}
+
+void HandoffEnd::set_copy_ctas(const BenchHandoffOptions& o, uint32_t ctas) {
+    backend_->pool().set_copy_options({ctas, o.copy_threads, size_t{o.engine_run_kib} << 10});
 }
 
 Expected<void> HandoffEnd::make_host(const BenchHandoffOptions& o) {

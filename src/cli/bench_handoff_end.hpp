@@ -51,6 +51,8 @@ class HandoffEnd {
     /// D: links with P there; returns when pulls can start. Their ends are told to take().
     Expected<void> connect(const std::string& path, const std::string& secret, const std::string& mover);
     void unlink();
+    /// GPU, while not linked: how pulls copy from now on.
+    void set_copy_ctas(const BenchHandoffOptions& options, uint32_t ctas);
 
     /// How a pull ended, and when: waits for it. kTimeout after a minute.
     struct Ended {

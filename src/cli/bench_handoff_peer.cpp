@@ -45,7 +45,7 @@ std::vector<std::string> child_arguments(const BenchHandoffOptions& o, int fd) {
     add("--nccl-ctas", std::to_string(o.nccl_ctas));
     add("--nccl-buffers", std::to_string(o.nccl_buffers));
     add("--nccl-buffer-mib", std::to_string(o.nccl_buffer_mib));
-    if (o.nccl_registered) args.emplace_back("--nccl-registered");
+    add("--nccl-copy-ctas", std::to_string(o.nccl_copy_ctas));
     return args;
 }
 

@@ -14,7 +14,9 @@ constexpr uint64_t kSlowBytesPerMs = 500'000;
 constexpr int64_t kGraceMs = 1'000;
 constexpr int64_t kPollUs = 15;
 constexpr int64_t kPairPollUs = 1'000;
-/// A launched extent is looked at without sleeping for that long: the largest takes about this.
+/// The first extent of many, and the last ones.
+constexpr uint64_t kExtentBytesLow = 16u << 20;
+/// Nobody sleeps for that long after a launch or a request: the largest extent takes about this, and waking up a third.
 constexpr int64_t kSpinUs = 300;
 
 }  // namespace
@@ -116,7 +118,7 @@ Channels::Buffer* Channels::find_buffer(Channel& c, Buffer::State state, uint64_
 void Channels::moving(Channel& c, Buffer& b, TimeMs now) {
     b.state = Buffer::State::kMoving;
     c.moving_bytes += b.bytes;
-    c.launched_us = steady_now_us();
+    c.active_us = steady_now_us();
     b.deadline = now + 2 * static_cast<int64_t>(c.moving_bytes / kSlowBytesPerMs) + kGraceMs;
 }
 
@@ -186,6 +188,10 @@ void Channels::on(Channel& c, const wire::ChannelSent& m, TimeMs now) {
     b->sent = true;
 }
 
+void Channels::expect(const wire::ReplicaTarget& peer) {
+    if (Channel* c = find(peer); c != nullptr && c->usable()) c->active_us = steady_now_us();
+}
+
 bool Channels::step(TimeMs now) {
     bool worked = false;
     for (auto& [key, c] : channels_) worked = step_one(c, now) || worked;
@@ -252,10 +258,12 @@ bool Channels::step_buffer(Channel& c, uint32_t index, TimeMs now) {
 
 int64_t Channels::poll_us() const {
     int64_t us = kNoPoll;
+    const int64_t now_us = channels_.empty() ? 0 : steady_now_us();
     for (const auto& [key, c] : channels_) {
         if (c.device == nullptr) continue;
         if (!c.told_ready) us = std::min(us, kPairPollUs);
-        else if (c.moving_bytes > 0) us = std::min(us, steady_now_us() - c.launched_us < kSpinUs ? 0 : kPollUs);
+        else if (now_us - c.active_us < kSpinUs) return 0;
+        else if (c.moving_bytes > 0) us = std::min(us, kPollUs);
         // A receiver's buffer becomes free when its pages are written.
         else if (!c.sender && c.granted < c.numbers + c.buffers.size()) us = std::min(us, kPollUs);
     }
@@ -278,9 +286,11 @@ uint64_t Channels::usable(const wire::ReplicaTarget& peer) const {
     return c != nullptr && c->sender && c->usable() ? c->attempt : 0;
 }
 
-uint64_t Channels::extent_bytes_max(const wire::ReplicaTarget& peer) const {
+uint64_t Channels::extent_bytes_max(const wire::ReplicaTarget& peer, uint64_t left) const {
     const Channel* c = find(peer);
-    return c != nullptr && c->device != nullptr ? c->device->buffer_bytes() : 0;
+    if (c == nullptr || c->device == nullptr) return 0;
+    const auto busy = std::count_if(c->buffers.begin(), c->buffers.end(), [](const Buffer& b) { return b.state != Buffer::State::kFree; });
+    return std::min<uint64_t>(c->device->buffer_bytes(), std::max<uint64_t>(kExtentBytesLow, busy == 0 ? 0 : left / 2));
 }
 
 std::optional<uint32_t> Channels::take(const wire::ReplicaTarget& peer) {

@@ -40,6 +40,8 @@ class Channels {
     /// The link is gone: gives the channel up.
     void remove(const wire::ReplicaTarget& peer);
     void on_message(const wire::ReplicaTarget& peer, const wire::Message& message, TimeMs now);
+    /// Extents of that peer are awaited: for a moment poll_us() says not to sleep.
+    void expect(const wire::ReplicaTarget& peer);
     /// True when something was done.
     bool step(TimeMs now);
     [[nodiscard]] int64_t poll_us() const;
@@ -48,7 +50,9 @@ class Channels {
     // Sender: PullServer.
     /// Names the pairing that can be used now; 0: none.
     [[nodiscard]] uint64_t usable(const wire::ReplicaTarget& peer) const;
-    [[nodiscard]] uint64_t extent_bytes_max(const wire::ReplicaTarget& peer) const;
+    /// The largest extent to send now: a buffer, but less where nothing is under way or little is left to send, so that
+    /// gathering, travel and writing overlap early and late.
+    [[nodiscard]] uint64_t extent_bytes_max(const wire::ReplicaTarget& peer, uint64_t left) const;
     /// A buffer nobody uses; none when all are in use.
     [[nodiscard]] std::optional<uint32_t> take(const wire::ReplicaTarget& peer);
     /// Copies pages into a taken buffer; a ticket of the pool's.
@@ -88,7 +92,7 @@ class Channels {
         std::vector<Buffer> buffers{};
         std::deque<uint32_t> proven{};  ///< sender: buffers to send, in order
         uint64_t moving_bytes = 0;      ///< launched and not over
-        int64_t launched_us = 0;        ///< the last of them
+        int64_t active_us = 0;          ///< the last launch, or when one was awaited
         TimeMs next_try{};
         int64_t retry_ms = kRetryMs;
         [[nodiscard]] bool usable() const { return device != nullptr && told_ready && peer_ready; }

@@ -61,6 +61,8 @@ class ExtentCursor {
     /// Marks an accepted extent as taken.
     void advance(const Extent& extent);
     [[nodiscard]] bool done() const { return left_ == 0; }
+    /// Page pairs that are not taken.
+    [[nodiscard]] uint64_t left() const { return left_; }
 
   private:
     uint32_t indices_;

@@ -112,7 +112,7 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
         s.last_progress = now;  // it is the computing that is awaited, not the link
         return Step::kIdle;
     }
-    uint64_t bytes_max = channel != 0 ? channels_.extent_bytes_max(s.peer) : kExtentBytesMax;
+    uint64_t bytes_max = channel != 0 ? channels_.extent_bytes_max(s.peer, s.cursor.left() * pair) : kExtentBytesMax;
     if (faults_.pace_us > 0) bytes_max = std::min(bytes_max, std::max(kCopySliceBytes, pair));
     const auto extent = s.cursor.next(ready, std::max<uint64_t>(bytes_max / pair, 1));
     if (!extent) {

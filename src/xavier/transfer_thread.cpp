@@ -226,14 +226,20 @@ class Thread final : public TransferThread {
                            puller_.remove_source(c.peer);
                            channels_.remove(c.peer);
                        },
-                       [&](pd::StartPull& c) { puller_.start(std::move(c), steady_now()); },
+                       [&](pd::StartPull& c) {
+                           channels_.expect(c.peer);
+                           puller_.start(std::move(c), steady_now());
+                       },
                        [&](pd::CancelPull& c) { puller_.cancel(c.pull); },
                        [&](pd::VerifyPull& c) { verify(c); },
                        [&](Arrived& c) {
                            arrived_bytes_ -= c.bytes.size();
                            puller_.on_extent(c.peer, c.header, std::move(c.bytes), steady_now());
                        },
-                       [&](Request& c) { server_.request(c.peer, std::move(c.request), std::move(c.link), steady_now()); },
+                       [&](Request& c) {
+                           channels_.expect(c.peer);
+                           server_.request(c.peer, std::move(c.request), std::move(c.link), steady_now());
+                       },
                        [&](DropRequester& c) {
                            server_.drop(c.peer);
                            channels_.remove(c.peer);

@@ -32,7 +32,8 @@ TEST(CudaPool, PullsEveryPageAndNothingElse) {
                     const uint32_t first = round < 2 ? 0 : rng() % s.layers;
                     const uint32_t layers = round < 2 ? s.layers : 1 + rng() % (s.layers - first);
                     d.device->set_loads(round % 2 == 0 ? 8 : 4);
-                    d.device->set_copy_ctas(round == 3 ? 1 + rng() % 200 : backend::cuda::kCopyCtas);
+                    d.device->set_copy_options({round == 3 ? 1 + static_cast<uint32_t>(rng() % 200) : backend::cuda::kCopyCtas, 128u << rng() % 3,
+                                                rng() % 2 == 0 ? 0 : SIZE_MAX});
                     const auto from = some_blocks(rng, s.blocks, n), to = some_blocks(rng, s.blocks + 7, n);
                     const uint64_t seed = rng();
                     p.fill_all(from, seed);
@@ -185,7 +186,7 @@ TEST(CudaIpc, ReusedBlocksNeverPassForTheOffers) {
     NEEDS_GPU();
     std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 3);
     TwoProcesses s;
-    s.d.device->set_copy_ctas(2);
+    s.d.device->set_copy_options({.ctas = 2});
     int ok = 0, refused = 0;
     for (uint64_t id = 1; id <= 24; ++id) {
         Ask a{Ask::kHandoff, id, 0, 4096, 4096, static_cast<uint32_t>(id), rng(), 0};
@@ -220,7 +221,7 @@ TEST(CudaIpc, CancelIsTheEndOfWriting) {
     NEEDS_GPU();
     std::mt19937 rng(static_cast<uint32_t>(seed_of_run()) + 4);
     TwoProcesses s;
-    s.d.device->set_copy_ctas(2);
+    s.d.device->set_copy_options({.ctas = 2});
     int cancelled = 0;
     for (uint64_t id = 1; id <= 16; ++id) {
         Ask a{Ask::kHandoff, id, 0, 4096, 1024, 1, rng(), 0};
@@ -265,7 +266,7 @@ TEST(CudaIpc, ExporterKilledInTheMiddle) {
     Pool d(gpus() > 1 ? 1 : 0, child_layout(true));
     Reports reports;
     auto thread = TransferThread::start(*d.words, *d.device, reports.callbacks());
-    d.device->set_copy_ctas(2);
+    d.device->set_copy_options({.ctas = 2});
     int lost = 0, whole = 0;
     size_t before_p = 0, before_d = 0;
     int64_t end_us_max = 0;
@@ -374,7 +375,7 @@ TEST(Rates, PullKernel) {
                     std::printf("%2u tok %s %6.1f MiB:", block_tokens, order == PoolOrder::kBlockFirst ? "block" : "kv   ", mib);
                     for (const uint32_t ctas : {16u, 32u, 64u, 132u})
                         for (const uint32_t loads : {4u, 8u}) {
-                            d.device->set_copy_ctas(ctas);
+                            d.device->set_copy_options({.ctas = ctas, .engine_run_bytes = SIZE_MAX});
                             d.device->set_loads(loads);
                             const double us = median_us(9, [&] { wait_for(*d.device, *d.device->pull(*peer, {0, 28, from, to})); });
                             std::printf(" %7.1f (%4.0f)", us, mib * 1048576 / us / 1e3);
@@ -383,6 +384,39 @@ TEST(Rates, PullKernel) {
                 }
                 d.device->unmap(*peer);
             }
+    }
+}
+
+TEST(Rates, CopyEngine) {
+    NEEDS_GPU();
+    if (gpus() < 2) GTEST_SKIP() << "one GPU: the engine copies between two";
+    std::mt19937 rng(1);
+    std::printf("pull GPU 0 -> 1 of some layers, us (GB/s): kernel, engine\n");
+    for (const uint32_t block_tokens : {16u, 64u}) {
+        const auto layout = gpu_layout(PoolOrder::kBlockFirst, 300 * 16 / block_tokens, 28, block_tokens, 8, 128);
+        Pool p(0, layout), d(1, layout);
+        const auto peer = d.device->map(*p.device->export_handle(), p.layout);
+        ASSERT_TRUE(peer);
+        for (const uint32_t layers : {1u, 2u, 4u, 8u, 28u})
+            for (const uint32_t tokens : {64u, 1024u, 4096u}) {
+                const uint32_t n = tokens / block_tokens;
+                const auto from = some_blocks(rng, layout.blocks, n), to = some_blocks(rng, layout.blocks, n);
+                const double bytes = static_cast<double>(n * layers * 2 * layout.page_bytes());
+                std::printf("%2u tok, runs of %4.0f KiB, %5.1f MiB:", block_tokens, static_cast<double>(layers * 2 * layout.page_bytes()) / 1024, bytes / 1048576);
+                for (const size_t engine : {SIZE_MAX, size_t{1}}) {
+                    d.device->set_copy_options({.engine_run_bytes = engine});
+                    double queued = 0;
+                    const double us = median_us(9, [&] {
+                        const int64_t begin = steady_now_us();
+                        const auto ticket = d.device->pull(*peer, {3 % (29 - layers), layers, from, to});
+                        queued = static_cast<double>(steady_now_us() - begin);
+                        wait_for(*d.device, *ticket);
+                    });
+                    std::printf(" %7.1f (%4.0f) queued in %4.0f", us, bytes / us / 1e3, queued);
+                }
+                std::printf("\n");
+            }
+        d.device->unmap(*peer);
     }
 }
 

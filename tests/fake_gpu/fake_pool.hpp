@@ -29,7 +29,7 @@ class FakePool final : public backend::DevicePool {
     bool pin(std::span<std::byte>) override { return true; }
     void unpin(std::span<std::byte>) override {}
     Expected<bool> done(uint64_t ticket) override { return ticket <= tickets_; }
-    void set_copy_ctas(uint32_t) override {}
+    void set_copy_options(const backend::CopyOptions&) override {}
 
   private:
     struct Peer {

@@ -22,12 +22,20 @@ struct PageCopy {
     std::span<const uint32_t> to;
 };
 
+/// How pulls copy. 0: the default.
+struct CopyOptions {
+    uint32_t ctas = 0;             ///< of a copy kernel
+    uint32_t threads = 0;          ///< of each: 128, 256 or 512
+    size_t engine_run_bytes = 0;   ///< from another GPU runs of at least that many bytes are left to the copy engine, which
+                                   ///< takes no multiprocessor from the steps; SIZE_MAX: none are
+};
+
 /// What a channel takes of each side's device.
 struct LinkOptions {
     uint32_t buffers = 0;     ///< staging buffers, at most DeviceLink::kBuffersMax; 0: the default
     size_t buffer_bytes = 0;  ///< of each, and so the largest extent; the receiver's must not be smaller; 0: the default
     uint32_t ctas = 0;        ///< that its sends and receives may take; 0: the default
-    bool registered = false;  ///< the library is told of the buffers, so that it may move them without a copy of its own
+    uint32_t copy_ctas = 0;   ///< of the copies between pages and buffers; 0: the default
 };
 
 /// A channel between the pools of two processes that cannot map each other's: one side sends, the other receives, through
@@ -90,8 +98,8 @@ class DevicePool {
 
     /// Whether all work up to the ticket is done. An error means the device is lost to this process.
     [[nodiscard]] virtual Expected<bool> done(uint64_t ticket) = 0;
-    /// CTAs of each copy kernel; 0, the default: as many as the way between its ends needs.
-    virtual void set_copy_ctas(uint32_t ctas) = 0;
+    /// Before the transfer thread starts.
+    virtual void set_copy_options(const CopyOptions& options) = 0;
 
     /// Whether open_link() can work in this process; kUnavailable with the reason where not. Any thread.
     [[nodiscard]] virtual Expected<void> linkable() { return fail(ErrorCode::kUnavailable, "this pool has no channels"); }

@@ -139,8 +139,8 @@ PageMap CudaDevicePool::pages(uint32_t first_layer) const {
 }
 
 PageCopyShape CudaDevicePool::shape(uint32_t layers, bool slow) const {
-    const uint32_t ctas = ctas_ != 0 ? ctas_ : slow ? kSlowCopyCtas : kCopyCtas;
-    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas, loads_};
+    const uint32_t ctas = options_.ctas != 0 ? options_.ctas : slow ? kSlowCopyCtas : kCopyCtas;
+    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas, options_.threads != 0 ? options_.threads : kCopyThreads, loads_};
 }
 
 // ---- peers ---------------------------------------------------------------------------------------------------------
@@ -217,19 +217,37 @@ void CudaDevicePool::unmap(uint32_t id) {
 
 Expected<uint64_t> CudaDevicePool::pull(uint32_t id, const PageCopy& copy) {
     PageMap from;
-    bool another = false;
+    bool another = false, runs = false;
     {
         const std::lock_guard lock(mutex_);
         const auto it = peers_.find(id);
         if (it == peers_.end()) return fail(ErrorCode::kInternal, "pull from a KV pool that is not mapped");
         from = page_map(it->second.base, it->second.layout);
         another = it->second.another;
+        runs = it->second.layout.order == kv::PoolOrder::kBlockFirst && layout_.order == kv::PoolOrder::kBlockFirst;
     }
     from.base += copy.first_layer * from.layer_stride;
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
+    const size_t run_bytes = copy.layers * 2 * layout_.page_bytes();
+    if (another && runs && run_bytes >= (options_.engine_run_bytes != 0 ? options_.engine_run_bytes : kEngineRunBytes))
+        return ticket(kPullLane, pull_runs(from, copy));
     const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, copy.from, pages(copy.first_layer), copy.to,
                                      shape(copy.layers, another));
     return ticket(kPullLane, check(e, "KV pull"));
+}
+
+Expected<void> CudaDevicePool::pull_runs(const PageMap& from, const PageCopy& copy) {
+    const PageMap to = pages(copy.first_layer);
+    const bool whole = copy.layers == layout_.layers;  // then blocks that lie in a row are one run
+    for (size_t i = 0; i < copy.from.size();) {
+        size_t n = 1;
+        while (whole && i + n < copy.from.size() && copy.from[i + n] == copy.from[i] + n && copy.to[i + n] == copy.to[i] + n) ++n;
+        BATON_TRY(check(cudaMemcpyAsync(to.base + copy.to[i] * to.block_stride, from.base + copy.from[i] * from.block_stride,
+                                        n * copy.layers * 2 * layout_.page_bytes(), cudaMemcpyDeviceToDevice, lanes_[kPullLane].stream),
+                        "KV pull"));
+        i += n;
+    }
+    return {};
 }
 
 Expected<uint64_t> CudaDevicePool::copy(const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
@@ -238,8 +256,10 @@ Expected<uint64_t> CudaDevicePool::copy(const PageMap& from, std::span<const uin
     for (size_t i = identity_.size(); i < n; ++i) identity_.push_back(static_cast<uint32_t>(i));
     const auto rows = std::span<const uint32_t>(identity_).first(n);
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
+    PageCopyShape shape = this->shape(layers, false);
+    shape.ctas = link_ctas_ != 0 ? link_ctas_ : kLinkCopyCtas;
     const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, from_blocks.empty() ? rows : from_blocks, to,
-                                     to_blocks.empty() ? rows : to_blocks, shape(layers, false));
+                                     to_blocks.empty() ? rows : to_blocks, shape);
     return ticket(kPullLane, check(e, "KV copy"));
 }
 

@@ -33,7 +33,8 @@ inline constexpr uint32_t kPageCopyBlocks = 448;
 struct PageCopyShape {
     uint32_t layers = 0;
     uint32_t page_bytes = 0;  ///< a multiple of 16
-    uint32_t ctas = 64;       ///< of 512 threads
+    uint32_t ctas = 64;
+    uint32_t threads = 512;   ///< of a CTA
     uint32_t loads = 8;       ///< 16-byte loads a thread has in flight: 4 or 8
 };
 /// Copies both pages of layers 0 … layers - 1 from block `from_blocks[i]` to block `to_blocks[i]`, any number of blocks. The
@@ -47,6 +48,11 @@ cudaError_t load_copy_pages();
 /// CTAs with 8 loads a thread pull 353 GB/s from another H200, 132 pull 356.
 inline constexpr uint32_t kCopyCtas = 64;
 inline constexpr uint32_t kSlowCopyCtas = 16;
+/// CTAs of the copies between pages and a link's buffers: faster than NVLink, and no more, since they run beside NCCL's.
+inline constexpr uint32_t kLinkCopyCtas = 16;
+inline constexpr uint32_t kCopyThreads = 512;
+/// Runs from another GPU that the copy engine takes: shorter ones cost more of the host's time than of the link's.
+inline constexpr size_t kEngineRunBytes = 1u << 20;
 
 /// The KV pool of a CUDA backend for the movers. Two streams of the lowest priority: pulls, and copies from and to the
 /// host; a pull does not queue behind a snapshot.
@@ -72,16 +78,19 @@ class CudaDevicePool final : public DevicePool {
     bool pin(std::span<std::byte> memory) override;
     void unpin(std::span<std::byte> memory) override;
     [[nodiscard]] Expected<bool> done(uint64_t ticket) override;
-    void set_copy_ctas(uint32_t ctas) override { ctas_ = ctas; }
+    void set_copy_options(const CopyOptions& options) override { options_ = options; }
     [[nodiscard]] Expected<void> linkable() override { return nccl_.load(); }
     Expected<std::vector<uint8_t>> make_link_id() override { return nccl_.make_id(); }
     Expected<std::unique_ptr<DeviceLink>> open_link(std::span<const uint8_t> id, bool sender) override {
         return nccl_.open(*this, id, sender);
     }
-    void set_link_options(const LinkOptions& options) override { nccl_.set_options(options); }
+    void set_link_options(const LinkOptions& options) override {
+        link_ctas_ = options.copy_ctas;
+        nccl_.set_options(options);
+    }
 
-    /// Queues a copy of pages between the pool and packed memory of the same device, beside the pulls; an empty list stands
-    /// for 0, 1, 2 …: the blocks of packed memory.
+    /// Queues a copy of pages between the pool and a link's packed memory of the same device, beside the pulls; an empty list
+    /// stands for 0, 1, 2 …: the blocks of packed memory.
     Expected<uint64_t> copy(const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
                             std::span<const uint32_t> to_blocks, uint32_t layers);
     [[nodiscard]] int device() const { return device_; }
@@ -114,6 +123,8 @@ class CudaDevicePool final : public DevicePool {
     /// A ticket for what was queued on the lane since the last one; where that failed, waits for what was, and fails.
     Expected<uint64_t> ticket(uint64_t lane, Expected<void> queued);
     void reap(Lane& lane);
+    /// Copies runs of bytes of blocks, both pools kBlockFirst.
+    Expected<void> pull_runs(const PageMap& from, const PageCopy& copy);
     Expected<void> move_host(const PageCopy& copy, std::span<const uint32_t> blocks, std::byte* host, size_t bytes, bool out);
 
     const int device_;
@@ -121,7 +132,8 @@ class CudaDevicePool final : public DevicePool {
     const kv::PoolLayout layout_;
     std::string gpu_;
     std::vector<std::string> mappable_;
-    uint32_t ctas_ = 0;  ///< 0: by the way between the ends
+    CopyOptions options_;
+    uint32_t link_ctas_ = 0;
     uint32_t loads_ = 8;
     Lane lanes_[kLanes];
     std::vector<cudaEvent_t> spare_events_;

@@ -53,9 +53,6 @@ struct NcclApi {
     decltype(&ncclSend) send = nullptr;
     decltype(&ncclRecv) receive = nullptr;
     decltype(&ncclGetErrorString) error_string = nullptr;
-    decltype(&ncclMemAlloc) mem_alloc = nullptr;
-    decltype(&ncclMemFree) mem_free = nullptr;
-    decltype(&ncclCommRegister) comm_register = nullptr;
 };
 
 /// What a link and its threads share; it outlives the link while a thread works on it.
@@ -70,7 +67,6 @@ struct NcclRuntime::Channel {
     uint32_t buffers = kLinkBuffers;
     size_t buffer_bytes = kLinkBufferBytes;
     uint32_t ctas = kLinkCtas;
-    bool registered = false;
     cudaEvent_t events[DeviceLink::kBuffersMax] = {};
     std::byte* staging = nullptr;
 
@@ -125,12 +121,7 @@ std::string cuda_text(cudaError_t e) {
 /// Memory, communicator, and one byte across, which is what connects the two; "" or why not.
 std::string pair(Channel& c) {
     if (const cudaError_t e = cudaSetDevice(c.device); e != cudaSuccess) return cuda_text(e);
-    const size_t staging_bytes = c.buffers * c.buffer_bytes;
-    if (c.registered) {
-        if (const ncclResult_t r = c.api->mem_alloc(reinterpret_cast<void**>(&c.staging), staging_bytes); r != ncclSuccess) return nccl_text(c, r);
-    } else if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), staging_bytes); e != cudaSuccess) {
-        return cuda_text(e);
-    }
+    if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), c.buffers * c.buffer_bytes); e != cudaSuccess) return cuda_text(e);
     int lowest = 0, highest = 0;
     (void)cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     if (const cudaError_t e = cudaStreamCreateWithPriority(&c.stream, cudaStreamNonBlocking, lowest); e != cudaSuccess) return cuda_text(e);
@@ -143,11 +134,6 @@ std::string pair(Channel& c) {
     const ncclResult_t made = c.api->comm_init(&c.comm, 2, c.id, c.sender ? 0 : 1, &config);
     if (c.comm == nullptr) return nccl_text(c, made);
     if (std::string why = settle(c, made, deadline); !why.empty()) return why;
-    if (c.registered) {
-        void* handle = nullptr;
-        const ncclResult_t known = c.api->comm_register(c.comm, c.staging, staging_bytes, &handle);
-        if (std::string why = settle(c, known, deadline); !why.empty()) return why;
-    }
     const ncclResult_t moved = c.sender ? c.api->send(c.staging, 1, ncclChar, 1, c.comm, c.stream)
                                         : c.api->receive(c.staging, 1, ncclChar, 0, c.comm, c.stream);
     if (std::string why = settle(c, moved, deadline); !why.empty()) return why;
@@ -173,8 +159,7 @@ void abort_job(Channel& c) {
     }
     for (const cudaEvent_t e : c.events)
         if (e != nullptr) (void)cudaEventDestroy(e);
-    if (c.staging != nullptr && c.registered) (void)c.api->mem_free(c.staging);
-    else if (c.staging != nullptr) (void)cudaFree(c.staging);
+    if (c.staging != nullptr) (void)cudaFree(c.staging);
     (void)cudaGetLastError();
 }
 
@@ -318,9 +303,6 @@ Expected<void> NcclRuntime::load() {
         find(api->send, "ncclSend");
         find(api->receive, "ncclRecv");
         find(api->error_string, "ncclGetErrorString");
-        find(api->mem_alloc, "ncclMemAlloc");
-        find(api->mem_free, "ncclMemFree");
-        find(api->comm_register, "ncclCommRegister");
         if (missing_.empty()) api_ = std::move(api);
     }
     if (!api_) return fail(ErrorCode::kUnavailable, missing_);
@@ -347,7 +329,6 @@ Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, st
     if (options_.buffers != 0) channel->buffers = std::min(options_.buffers, DeviceLink::kBuffersMax);
     if (options_.buffer_bytes != 0) channel->buffer_bytes = (options_.buffer_bytes + 15) / 16 * 16;
     if (options_.ctas != 0) channel->ctas = options_.ctas;
-    channel->registered = options_.registered;
     background_.run([channel] { pair_job(*channel); });
     return std::make_unique<NcclLink>(background_, pool, std::move(channel));
 }

@@ -23,7 +23,7 @@ struct NcclApi;
 inline constexpr uint32_t kLinkBuffers = 4;
 inline constexpr size_t kLinkBufferBytes = 32u << 20;
 /// CTAs a communicator may take; NCCL_MAX_CTAS in the environment overrules it.
-inline constexpr uint32_t kLinkCtas = 16;
+inline constexpr uint32_t kLinkCtas = 24;
 /// Both sides must have come within this time of the call.
 inline constexpr int64_t kPairTimeoutMs = 20'000;
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <new>
 #include <random>
 #include <set>
 #include <string>
@@ -154,6 +155,7 @@ class FakeDevice final : public backend::DevicePool {
     }
     void refuse_pulls(bool refuse) { refuse_pulls_ = refuse; }
     void refuse_pins(bool refuse) { refuse_pins_ = refuse; }
+    void run_out_of_memory(bool out) { out_of_memory_ = out; }
     /// Waits until that many copies were queued in all.
     void wait_queued(uint64_t n) {
         std::unique_lock lock(mutex_);
@@ -208,6 +210,7 @@ class FakeDevice final : public backend::DevicePool {
         });
     }
     Expected<uint64_t> to_host(const backend::PageCopy& copy, std::span<std::byte> host) override {
+        if (out_of_memory_) throw std::bad_alloc();
         const Copy c(copy);
         EXPECT_EQ(host.size(), c.from.size() * c.layers * 2 * layout_.page_bytes());
         return queue(0, [this, c, host] {
@@ -244,7 +247,7 @@ class FakeDevice final : public backend::DevicePool {
         EXPECT_LE(ticket, queued_);
         return ticket <= completed_;
     }
-    void set_copy_ctas(uint32_t) override {}
+    void set_copy_options(const backend::CopyOptions&) override {}
     Expected<void> linkable() override {
         if (fabric == nullptr) return fail(ErrorCode::kUnavailable, "no fabric");
         return {};
@@ -334,7 +337,7 @@ class FakeDevice final : public backend::DevicePool {
     const uint32_t delay_us_max_;
     UniqueFd fd_;
     Mapping memory_;
-    std::atomic<bool> refuse_pulls_{false}, refuse_pins_{false};
+    std::atomic<bool> refuse_pulls_{false}, refuse_pins_{false}, out_of_memory_{false};
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -420,5 +420,54 @@ TEST(TransferChannel, MessagesThatMakeNoSense) {
     s.wait_paired(5);
 }
 
+/// Fault hooks on P, by either way: small extents with pauses between them, or one and no more.
+void paced_and_stalled(bool channel) {
+    std::mt19937 rng(33);
+    const auto layout = layout_of(PoolOrder::kBlockFirst, 64, 8, 16, 256);
+    Linked s(layout, layout, channel);
+    if (channel) s.wait_paired();
+    const std::string extents = channel ? "channel_extent" : "extent_header";
+    TransferThread::Faults faults;
+    faults.pace_us = 2'000;
+    s.p_thread->plant(faults);
+    Handoff h = s.handoff(rng, 1, 40 * 16);
+    const int64_t begin_us = steady_now_us();
+    s.run(h);
+    const auto r = s.reports.pull(1);
+    ASSERT_TRUE(r.ok) << r.reason;
+    EXPECT_EQ(s.wrong(h), 0u);
+    const uint64_t n = s.to_d->count(extents);
+    EXPECT_GE(n, r.bytes >> 20);
+    EXPECT_GE(steady_now_us() - begin_us, static_cast<int64_t>(n - 1) * faults.pace_us);
+    s.close(h);
+
+    faults = {};
+    faults.stall = true;
+    s.p_thread->plant(faults);
+    h = s.handoff(rng, 2, 40 * 16);
+    s.run(h);
+    while (s.to_d->count(extents) == n) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    s.d_thread->cancel_pull(2);
+    EXPECT_EQ(s.reports.pull(2).reason, "cancelled");
+    s.close(h);
+    ASSERT_TRUE(s.p_thread->checksums({}));
+    const uint64_t sent = s.to_d->count(extents) - n;
+    EXPECT_LE(sent, channel ? s.fabric.buffers : 2u);  // those that were being gathered
+}
+TEST(TransferDeviceTcp, FaultHooksPaceAndStallTheSender) { paced_and_stalled(false); }
+TEST(TransferChannel, FaultHooksPaceAndStallTheSender) { paced_and_stalled(true); }
+
+TEST(TransferDevice, ChecksumsAnswerWhereMemoryRunsOut) {
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), false);
+    const std::vector<BlockId> blocks{1, 2};
+    s.d.run_out_of_memory(true);
+    const auto none = s.d_thread->checksums(blocks);
+    ASSERT_FALSE(none);
+    EXPECT_EQ(none.error().code, ErrorCode::kInternal);
+    s.d.run_out_of_memory(false);
+    EXPECT_TRUE(s.d_thread->checksums(blocks));
+}
+
 }  // namespace
 }  // namespace baton::xavier::test
