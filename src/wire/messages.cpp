@@ -10,7 +10,6 @@ namespace baton::wire {
 namespace {
 
 constexpr std::array<char, 4> kMagic{'B', 'T', 'N', '1'};
-constexpr size_t kFrameBytesUsual = 512;  ///< of most messages
 
 constexpr std::array kNames{"heartbeat",     "hello",          "refused",       "prefill",        "run",
                             "retarget",      "abort",          "drain",         "peers",          "replica_ready",
@@ -42,11 +41,11 @@ constexpr auto kDecode = decode_table(std::make_index_sequence<std::variant_size
 }  // namespace
 
 std::vector<std::byte> encode(const Message& m) {
-    std::vector<std::byte> out;
-    out.reserve(kFrameBytesUsual);
-    out.resize(kFrameHeaderBytes);
-    Encoder e(out);
-    std::visit([&](const auto& x) { e(x); }, m);
+    CountedBytes counted;
+    std::visit([&](const auto& x) { Encoder{counted}(x); }, m);
+    std::vector<std::byte> out(kFrameHeaderBytes + counted.count);
+    WrittenBytes written{out.data() + kFrameHeaderBytes};
+    std::visit([&](const auto& x) { Encoder{written}(x); }, m);
     const auto type = static_cast<uint16_t>(m.index());
     const auto bytes = static_cast<uint32_t>(out.size() - kFrameHeaderBytes);
     std::memcpy(out.data(), kMagic.data(), 4);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <concepts>
@@ -23,10 +24,25 @@ namespace baton::wire {
 template <class T, class V>
 concept HasFields = requires(T t, V v) { t.fields(v); };
 
-/// Appends fields to a byte string.
+/// Where an Encoder's bytes go: counted only, or written into memory that was counted before.
+struct CountedBytes {
+    size_t count = 0;
+    void raw(const void*, size_t n) { count += n; }
+};
+struct WrittenBytes {
+    std::byte* at = nullptr;
+    void raw(const void* p, size_t n) {
+        if (n == 0) return;
+        std::memcpy(at, p, n);
+        at += n;
+    }
+};
+
+/// Passes the bytes of fields on to `Out`.
+template <class Out>
 class Encoder {
   public:
-    explicit Encoder(std::vector<std::byte>& out) : out_(out) {}
+    explicit Encoder(Out& out) : out_(out) {}
     template <class T>
         requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
     void operator()(const T& v) {
@@ -42,10 +58,10 @@ class Encoder {
     void operator()(const Id<Tag>& id) { put(id.value); }
     void operator()(const std::string& s) {
         put(static_cast<uint32_t>(s.size()));
-        raw(s.data(), s.size());
+        out_.raw(s.data(), s.size());
     }
     template <size_t N>
-    void operator()(const std::array<uint8_t, N>& a) { raw(a.data(), N); }
+    void operator()(const std::array<uint8_t, N>& a) { out_.raw(a.data(), N); }
     template <class A, class B>
     void operator()(const std::pair<A, B>& p) {
         (*this)(p.first);
@@ -55,7 +71,7 @@ class Encoder {
     void operator()(const std::vector<T>& v) {
         put(static_cast<uint32_t>(v.size()));
         if constexpr (std::is_arithmetic_v<T>) {
-            raw(v.data(), v.size() * sizeof(T));  // prompts have thousands
+            out_.raw(v.data(), v.size() * sizeof(T));  // prompts have thousands
         } else {
             for (const T& x : v) (*this)(x);
         }
@@ -70,19 +86,16 @@ class Encoder {
     template <class T>
     void put(T v) {
         static_assert(std::endian::native == std::endian::little);
-        raw(&v, sizeof v);
+        out_.raw(&v, sizeof v);
     }
-    void raw(const void* p, size_t n) {
-        const auto* b = static_cast<const std::byte*>(p);
-        out_.insert(out_.end(), b, b + n);
-    }
-    std::vector<std::byte>& out_;
+    Out& out_;
 };
 
 /// Reads fields from bytes of an untrusted peer. After any failure `ok()` is false and every further read gives a
 /// default; nothing is allotted beyond what the remaining bytes could hold.
 class Decoder {
   public:
+    static constexpr size_t kReservedMax = 64;  ///< elements for which room is made before they are read
     explicit Decoder(std::span<const std::byte> in) : in_(in) {}
     [[nodiscard]] bool ok() const { return ok_; }
     [[nodiscard]] size_t left() const { return in_.size(); }
@@ -125,6 +138,7 @@ class Decoder {
         const size_t n = count(1, limits::kContextTokensMax);
         v.clear();
         if constexpr (std::is_arithmetic_v<T>) return numbers(v, n);
+        v.reserve(std::min(n, kReservedMax));
         for (size_t i = 0; i < n && ok_; ++i) {
             v.emplace_back();
             (*this)(v.back());
