@@ -279,7 +279,7 @@ void PeerLinks::on_close(const LinkPtr& link, const Error& error) {
 void PeerLinks::report_links() {
     wire::LinkState state;
     for (const auto& [id, link] : links_)
-        if (link->greeted) state.links.push_back({link->peer, link->up, link->mover, link->reason});
+        if (link->greeted || (link->dialled && !link->reason.empty())) state.links.push_back({link->peer, link->up, link->mover, link->reason});
     services_.report(std::move(state));
 }
 

@@ -5,6 +5,7 @@
 
 #include "baton/base/log.hpp"
 #include "baton/config/replica_settings.hpp"
+#include "exit_reason.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kLaunchTimeoutMs = 600'000;
+constexpr int kLinkRefusalsMax = 4;  ///< of one pair, each after a longer pause
 constexpr uint32_t kStopGraceMs = 3'000;
 constexpr size_t kEventsMax = 100;
 constexpr int64_t kProbeTimeoutMs = 60'000;
@@ -266,10 +268,20 @@ void Deployment::on_links(Slot& s, const wire::LinkState& state) {
         links_->set(s.id, other->id, item.up, item.mover);
         router_->link_state(steady_now(), s.target(), other->target(), item.up);
         if (item.up) log::info("xavier.pair_up", {{"model_uid", uid()}, {"decode", s.id.value - 1}, {"prefill", other->id.value - 1}, {"mover", item.mover}});
-        else if (!item.reason.empty()) event("WARNING", "link of replicas " + std::to_string(s.id.value - 1) + " and " + std::to_string(other->id.value - 1) + ": " + item.reason);
+        else if (!item.reason.empty()) link_refused(s, *other, item.reason);
+        if (over() || ending_) return;
     }
     pump();
     check_ready();
+}
+
+/// The decode side tries again by itself; a launch does not wait for what never comes.
+void Deployment::link_refused(const Slot& decode, const Slot& prefill, const std::string& reason) {
+    const std::string pair = "replicas " + std::to_string(decode.id.value - 1) + " and " + std::to_string(prefill.id.value - 1);
+    event("WARNING", "link of " + pair + ": " + reason);
+    if (!launch_done_ || state_ != DeploymentState::kLoading) return;
+    if (++link_refusals_[{decode.id, prefill.id}] < kLinkRefusalsMax) return;
+    fail_launch({ErrorCode::kInvalidArgument, pair + " cannot be linked: " + reason, ""});
 }
 
 void Deployment::check_ready() {
@@ -396,7 +408,7 @@ void Deployment::replica_exited(const wire::ReplicaExited& exited) {
         s->state = SlotState::kDown;
         return maybe_finished();
     }
-    s->error = how + (exited.last_output.empty() ? "" : ": " + exited.last_output);
+    s->error = exit_reason(how, exited.last_output);
     if (launch_done_) return fail_launch({ErrorCode::kInvalidArgument, "replica " + std::to_string(s->id.value - 1) + " failed to load: " + s->error, ""});
     respawn_later(*s);
 }

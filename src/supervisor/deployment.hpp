@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "baton/base/clock.hpp"
@@ -121,6 +123,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void on_replica_message(ReplicaId id, Epoch epoch, const wire::Message& message);
     void on_ready(Slot& slot, const wire::ReplicaReady& ready);
     void on_links(Slot& slot, const wire::LinkState& state);
+    void link_refused(const Slot& decode, const Slot& prefill, const std::string& reason);
     void slot_down(Slot& slot, const std::string& reason);
     void send_peers();
     void check_ready();
@@ -148,7 +151,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     std::unique_ptr<Coordinator> coordinator_;
     std::unique_ptr<CollectiveManager> links_;
     std::unique_ptr<BlockTracker> tracker_;
-    std::map<SequenceId, SequenceEvents> sequences_;
+    std::unordered_map<SequenceId, SequenceEvents> sequences_;
+    std::map<std::pair<ReplicaId, ReplicaId>, int> link_refusals_;  ///< by decode and prefill replica
     std::deque<Event> events_;
     std::string error_;
     int64_t created_unix_ = 0;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +18,8 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <latch>
+#include <memory>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
@@ -55,6 +58,7 @@ class Supervisor {
     }
 
     int run() {
+        name_text_threads();
         if (auto started = start(); !started) {
             log::error("supervisor.start_failed", {{"reason", started.error().message}});
             return 1;
@@ -72,6 +76,17 @@ class Supervisor {
     }
 
   private:
+    /// So that one can see what a busy thread does.
+    void name_text_threads() {
+        const auto all = std::make_shared<std::latch>(std::max(1u, settings_.text_threads));
+        for (uint32_t i = 0; i < std::max(1u, settings_.text_threads); ++i) {
+            boost::asio::post(text_, [all] {
+                ::prctl(PR_SET_NAME, "baton-text");
+                all->arrive_and_wait();  // or one thread would take two of these
+            });
+        }
+    }
+
     Expected<void> start() {
         BATON_TRY(make_dirs());
         secret_ = settings_.link_secret.empty() ? random_hex(32) : settings_.link_secret;

@@ -1,0 +1,58 @@
+#include "exit_reason.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+constexpr std::string_view kEvent = "replica.load_failed";
+
+int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 0;
+}
+
+/// The text up to the closing quote, as baton::log escaped it.
+std::string unquoted(std::string_view text) {
+    std::string out;
+    for (size_t i = 0; i < text.size() && text[i] != '"'; ++i) {
+        if (text[i] != '\\' || i + 1 == text.size()) {
+            out += text[i];
+            continue;
+        }
+        ++i;
+        if (text[i] != 'u' || text.size() - i < 5) {
+            out += text[i];
+            continue;
+        }
+        out += static_cast<char>(hex_digit(text[i + 3]) * 16 + hex_digit(text[i + 4]));  // control characters alone
+        i += 4;
+    }
+    return out;
+}
+
+/// The field `reason` of a log line, or "".
+std::string reason_of(std::string_view line) {
+    for (const std::string_view mark : {std::string_view(" reason=\""), std::string_view("\"reason\":\"")}) {
+        const size_t at = line.find(mark);
+        if (at != std::string_view::npos) return unquoted(line.substr(at + mark.size()));
+    }
+    constexpr std::string_view kPlain = " reason=";
+    const size_t at = line.find(kPlain);
+    if (at == std::string_view::npos) return {};
+    const std::string_view value = line.substr(at + kPlain.size());
+    return std::string(value.substr(0, value.find(' ')));
+}
+
+}  // namespace
+
+std::string exit_reason(std::string_view how, std::string_view last_output) {
+    if (const size_t at = last_output.rfind(kEvent); at != std::string_view::npos) {
+        const std::string_view line = last_output.substr(at);
+        if (std::string reason = reason_of(line.substr(0, line.find('\n'))); !reason.empty()) return reason;
+    }
+    const size_t end = last_output.find_last_not_of(" \r\n");
+    std::string out(how);
+    if (end != std::string_view::npos) out.append(": ").append(last_output.substr(0, end + 1));
+    return out;
+}
+
+}  // namespace baton::supervisor
