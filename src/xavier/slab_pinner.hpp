@@ -14,7 +14,7 @@
 
 namespace baton::xavier {
 
-/// Pins a large piece of host memory slab by slab, as it comes into use, on a thread of its own: pinning takes tens of
+/// Pins a large piece of host memory slab by slab, as a device reads it, on a thread of its own: pinning takes tens of
 /// milliseconds a gibibyte, and ten times that where pages are touched for the first time.
 class SlabPinner {
   public:

@@ -1,6 +1,9 @@
 #include "xavier/store_copier.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 #include "baton/base/clock.hpp"
 #include "xavier/page_copy.hpp"
@@ -13,8 +16,9 @@ constexpr int64_t kFirstWaitUs = 50'000;
 constexpr int64_t kPauseRatio = 3;
 /// Queued on a device at once, one block at least.
 constexpr uint64_t kDeviceSliceBytes = 4u * 1024 * 1024;
-/// Sleep between looks at a device's copies.
+/// Sleep between looks at a device's copies, and at a write's end where nothing else is to do.
 constexpr int64_t kPollUs = 20;
+constexpr auto kWriteLook = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -36,9 +40,11 @@ StoreCopier::StoreCopier(OwnPool& own, const TransferThread::Callbacks& callback
 void StoreCopier::set_store(StoreMap store) {
     fail_all();  // what was meant for the store before
     pinner_.reset();
+    writer_.reset();
     store_ = std::move(store);
-    if (own_.device() != nullptr)
-        pinner_ = std::make_unique<SlabPinner>(*own_.device(), store_->map.mutable_bytes(), store_->slot_bytes, wake_);
+    if (own_.device() == nullptr) return;
+    pinner_ = std::make_unique<SlabPinner>(*own_.device(), store_->map.mutable_bytes(), store_->slot_bytes, wake_);
+    writer_ = std::make_unique<StoreWriter>(*own_.device(), std::max<size_t>(kDeviceSliceBytes, own_.layout().block_bytes()), wake_);
 }
 
 bool StoreCopier::valid(const pd::StoreCopy& copy) const {
@@ -53,11 +59,11 @@ void StoreCopier::start(pd::StoreCopy copy) {
     const int64_t begin = copy.to_store ? steady_now_us() + kFirstWaitUs : 0;
     if (copy.to_store) jobs_.push_back({std::move(copy), 0, begin});
     else jobs_.push_front({std::move(copy), 0, begin});
-    waits_for_pin_ = false;
+    waits_ = false;
 }
 
 int64_t StoreCopier::idle_us(int64_t now_us) const {
-    if (jobs_.empty() || waits_for_pin_) return kNothing;
+    if (jobs_.empty() || waits_) return kNothing;
     if (jobs_.front().ticket != 0) return kPollUs;
     return std::max<int64_t>(0, jobs_.front().not_before_us - now_us);
 }
@@ -65,32 +71,70 @@ int64_t StoreCopier::idle_us(int64_t now_us) const {
 bool StoreCopier::step(int64_t now_us) {
     if (jobs_.empty()) return false;
     Job& job = jobs_.front();
-    if (job.ticket != 0) return own_.settled(job.ticket) && end_slice(job, now_us);
+    if (job.writing) {
+        waits_ = writer_->buffer().empty();
+        return !waits_ && end_slice(job, now_us);
+    }
+    if (job.ticket != 0) {
+        if (!own_.settled(job.ticket)) return false;
+        if (job.pieces.empty() || own_.lost()) return end_slice(job, now_us);
+        writer_->write(std::move(job.pieces));
+        job.writing = waits_ = true;
+        return true;
+    }
     if (now_us < job.not_before_us) return false;
-    waits_for_pin_ = !copy_slice(job);
-    if (waits_for_pin_) return false;
+    waits_ = !copy_slice(job);
+    if (waits_) return false;
     job.slice_us = now_us;
     return job.ticket != 0 || end_slice(job, steady_now_us());
 }
 
 bool StoreCopier::copy_slice(Job& job) {
+    if (own_.device() != nullptr) return job.copy.to_store ? queue_out(job) : queue_back(job);
     const kv::PoolLayout& layout = own_.layout();
-    const bool device = own_.device() != nullptr;
     const Extent whole{0, layout.layers, 0, 1};
-    const size_t first = job.next;
-    for (uint64_t copied = 0; copied < (device ? kDeviceSliceBytes : kCopySliceBytes) && job.next < job.copy.blocks.size(); ++job.next) {
+    for (uint64_t copied = 0; copied < kCopySliceBytes && job.next < job.copy.blocks.size(); ++job.next) {
         const auto block = std::span(job.copy.blocks).subspan(job.next, 1);
-        const size_t offset = job.copy.slots[job.next] * store_->slot_bytes;
-        const auto slot = store_->map.mutable_bytes().subspan(offset, layout.block_bytes());
+        const auto slot = slot_of(job);
+        copied += slot.size();
+        if (job.copy.to_store) gather_extent(slot, {own_.file().pool(), layout, block}, whole);
+        else scatter_extent({own_.file().pool(), layout, block}, slot, whole);
+    }
+    return true;
+}
+
+/// The store's bytes of the job's next block.
+std::span<std::byte> StoreCopier::slot_of(const Job& job) {
+    return store_->map.mutable_bytes().subspan(job.copy.slots[job.next] * store_->slot_bytes, own_.layout().block_bytes());
+}
+
+/// As many blocks as the buffer holds, which are packed there as they are in slots.
+bool StoreCopier::queue_out(Job& job) {
+    const std::span<std::byte> buffer = writer_->buffer();
+    if (buffer.empty()) {
+        job.failed = writer_->refused();
+        return job.failed;
+    }
+    const kv::PoolLayout& layout = own_.layout();
+    const size_t count = std::min(job.copy.blocks.size() - job.next, buffer.size() / layout.block_bytes());
+    const auto blocks = std::span(job.copy.blocks).subspan(job.next, count);
+    const auto ticket = own_.device()->to_host({0, layout.layers, blocks, blocks}, buffer.first(count * layout.block_bytes()));
+    job.failed = job.failed || !ticket;
+    if (!ticket) return true;
+    job.ticket = *ticket;
+    job.pieces.clear();
+    for (size_t i = 0; i < count; ++i, ++job.next) job.pieces.push_back(slot_of(job));
+    return true;
+}
+
+bool StoreCopier::queue_back(Job& job) {
+    const kv::PoolLayout& layout = own_.layout();
+    const size_t first = job.next;
+    for (uint64_t copied = 0; copied < kDeviceSliceBytes && job.next < job.copy.blocks.size(); ++job.next) {
+        const auto block = std::span(job.copy.blocks).subspan(job.next, 1);
         copied += layout.block_bytes();
-        if (!device) {
-            if (job.copy.to_store) gather_extent(slot, {own_.file().pool(), layout, block}, whole);
-            else scatter_extent({own_.file().pool(), layout, block}, slot, whole);
-            continue;
-        }
-        if (!pinner_->ready(offset)) return job.next != first;
-        const backend::PageCopy pages{0, layout.layers, block, block};
-        const auto ticket = job.copy.to_store ? own_.device()->to_host(pages, slot) : own_.device()->from_host(pages, slot);
+        if (!pinner_->ready(job.copy.slots[job.next] * store_->slot_bytes)) return job.next != first;
+        const auto ticket = own_.device()->from_host({0, layout.layers, block, block}, slot_of(job));
         job.failed = job.failed || !ticket;
         if (!ticket) break;
         job.ticket = *ticket;
@@ -102,6 +146,8 @@ bool StoreCopier::copy_slice(Job& job) {
 bool StoreCopier::end_slice(Job& job, int64_t now_us) {
     job.failed = job.failed || (job.ticket != 0 && own_.lost());
     job.ticket = 0;
+    job.pieces.clear();
+    job.writing = false;
     if (!job.failed && job.next < job.copy.blocks.size()) {
         if (job.copy.to_store) job.not_before_us = now_us + (now_us - job.slice_us) * kPauseRatio;
         return true;
@@ -118,9 +164,10 @@ void StoreCopier::fail_all() {
         const Job job = std::move(jobs_.front());
         jobs_.pop_front();
         own_.settle(job.ticket);
+        while (job.writing && writer_->buffer().empty()) std::this_thread::sleep_for(kWriteLook);
         report(job.copy.copy, false);
     }
-    waits_for_pin_ = false;
+    waits_ = false;
 }
 
 void StoreCopier::report(uint64_t copy, bool ok) {

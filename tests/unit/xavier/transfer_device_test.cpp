@@ -389,22 +389,55 @@ TEST(TransferDevice, SnapshotsGoOutAndBack) {
     }
 }
 
-TEST(TransferDevice, SlabsOfAManySlabStoreArePinnedAsTheyAreUsed) {
-    const auto l = layout_of(PoolOrder::kBlockFirst, 8, 8, 64, 512);  // 2 MiB a block
+TEST(TransferDevice, OnlySlabsThatAreReadArePinned) {
+    const auto l = layout_of(PoolOrder::kBlockFirst, 12, 8, 64, 512);  // 2 MiB a block: two in the buffer for writing
     Replica p(l);
     Reports reports;
     auto thread = TransferThread::start(*p.words, p.device, reports.callbacks());
     auto store = make_memfd("store", 40 * l.block_bytes());
     ASSERT_TRUE(store);
     ASSERT_TRUE(thread->set_store(std::move(*store), 40, l.block_bytes()));
-    thread->store_copy({1, true, {0, 1}, {0, 3}});
+    const std::vector<BlockId> blocks{0, 1, 2, 3, 4}, back{7, 8, 9, 10, 11};
+    const std::vector<uint32_t> slots{0, 3, 39, 2, 17};
+    for (uint32_t layer = 0; layer < l.layers; ++layer) write_layer(p.device.memory(), l, blocks, 5, layer, 0, 5 * 64);
+    thread->store_copy({1, true, blocks, slots});
     ASSERT_TRUE(reports.copied(1));
-    EXPECT_EQ(p.device.pinned(), 1u);
-    thread->store_copy({2, true, {0, 1}, {39, 2}});
+    EXPECT_EQ(p.device.pinned(), 1u);  // the buffer
+    thread->store_copy({2, false, {7}, {0}});
     ASSERT_TRUE(reports.copied(2));
     EXPECT_EQ(p.device.pinned(), 2u);
+    thread->store_copy({3, false, back, slots});
+    ASSERT_TRUE(reports.copied(3));
+    EXPECT_EQ(p.device.pinned(), 4u);  // slots 0 to 15, 16 to 31, 32 to 39
+    EXPECT_EQ(wrong_bytes(p.device.memory(), l, back, 5, 0, 5 * 64), 0u);
     thread.reset();
     EXPECT_EQ(p.device.pinned(), 0u);
+}
+
+TEST(TransferDevice, AReadPassesWritesThatAreUnderWay) {
+    const auto l = layout_of(PoolOrder::kBlockFirst, 40, 8, 64, 512);
+    Replica p(l);
+    Reports reports;
+    auto thread = TransferThread::start(*p.words, p.device, reports.callbacks());
+    auto store = make_memfd("store", 40 * l.block_bytes());
+    ASSERT_TRUE(thread->set_store(std::move(*store), 40, l.block_bytes()));
+    std::vector<BlockId> all(20);
+    std::iota(all.begin(), all.end(), 0u);
+    for (uint32_t layer = 0; layer < l.layers; ++layer) write_layer(p.device.memory(), l, all, 5, layer, 0, 20 * 64);
+    thread->store_copy({1, true, {0}, {30}});
+    ASSERT_TRUE(reports.copied(1));
+    const uint64_t before = p.device.queued();
+    thread->store_copy({2, true, all, std::vector<uint32_t>(all.begin(), all.end())});
+    p.device.wait_queued(before + 1);  // the first slice is on its way
+    thread->store_copy({3, false, {39}, {30}});
+    ASSERT_TRUE(reports.copied(3));
+    ASSERT_TRUE(reports.copied(2));
+    const std::vector<BlockId> to{25, 26, 27};
+    thread->store_copy({4, false, to, {0, 9, 19}});
+    ASSERT_TRUE(reports.copied(4));
+    EXPECT_EQ(wrong_bytes(p.device.memory(), l, {39}, 5, 0, 64), 0u);
+    for (const auto& [at, from] : {std::pair{25u, 0u}, std::pair{26u, 9u}, std::pair{27u, 19u}})
+        EXPECT_EQ(std::memcmp(p.device.memory().data() + at * l.block_bytes(), p.device.memory().data() + from * l.block_bytes(), l.block_bytes()), 0) << from;
 }
 
 TEST(Faults, PaceAndStall) {
