@@ -45,10 +45,12 @@ def wait_for(condition, seconds, step=0.01):
 
 
 def gpu_memory():
-    """MiB in use of each GPU; nothing without nvidia-smi."""
+    """MiB in use of each GPU that CUDA_VISIBLE_DEVICES leaves; nothing without nvidia-smi."""
     try:
         out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30)
-        return [int(v) for v in out.stdout.split()]
+        used = [int(v) for v in out.stdout.split()]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return [used[int(i)] for i in visible if int(i) < len(used)] if all(i.isdigit() for i in visible) else used
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return []
 
