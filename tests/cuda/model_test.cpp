@@ -125,6 +125,53 @@ TEST_P(Model, MixedStepsAgreeWithFloat64) {
     EXPECT_LT(relative_error(got.at(0), reference(plan, c.ids, 50)), kTolerance);
 }
 
+TEST_P(Model, StepsOfAnyKindComeAgain) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    for (const bool deterministic : {false, true}) {
+        CudaOptions options = small_options();
+        options.deterministic = deterministic;
+        Rig rig(plan, options);
+        ASSERT_TRUE(rig);
+        Rng rng(23);
+        std::vector<Seq> running;
+        for (uint32_t round = 0; round < 40; ++round) {
+            // Sequences that run, in any order and number, and new prompts or chunks of them, some without logits. Few shapes
+            // serve all of these steps: many are graphs that an earlier one made.
+            std::vector<Part> parts;
+            std::vector<Seq> fresh;
+            const uint32_t prompts = rng.below(4);
+            for (uint32_t i = 0; i < prompts; ++i) {
+                fresh.push_back(rig.add(random_ids(rng, 2 + rng.below(45), rig.vocab()), 96));
+                std::erase_if(running, [&](const Seq& s) { return s.state == fresh.back().state; });
+            }
+            if (running.size() > 9) running.erase(running.begin(), running.begin() + 5);
+            for (Seq& s : running) {
+                if (rng.below(4) == 0) continue;
+                if (s.done == s.ids.size()) Rig::push(s, static_cast<TokenId>(rng.below(rig.vocab())));
+                parts.push_back({&s, 1, rng.below(8) != 0});
+            }
+            for (Seq& f : fresh) {
+                const bool whole = rng.below(3) != 0;
+                parts.push_back({&f, static_cast<uint32_t>(whole ? f.ids.size() : f.ids.size() - 1), whole});
+            }
+            if (parts.empty()) continue;
+            for (uint32_t i = static_cast<uint32_t>(parts.size()); i-- > 1;) std::swap(parts[i], parts[rng.below(i + 1)]);
+            const auto got = rig.step(parts);
+            std::erase_if(parts, [](const Part& p) { return !p.logits; });
+            ASSERT_EQ(got.size(), parts.size());
+            if (round % 4 == 3 && !parts.empty()) {
+                const uint32_t i = rng.below(static_cast<uint32_t>(parts.size()));
+                const Seq& s = *parts[i].seq;
+                EXPECT_LT(relative_error(got[i], reference(plan, s.ids, s.done)), kTolerance)
+                    << "round " << round << ", " << s.done << " tokens, " << parts[i].tokens << " of them new";
+            }
+            for (Seq& f : fresh) running.push_back(std::move(f));
+        }
+        EXPECT_GT(rig.backend().host_times().steps, rig.backend().host_times().eager_steps + 5);
+    }
+}
+
 TEST_P(Model, PendingTokensAreTheOnesSampled) {
     BATON_NEEDS_GPU();
     const Plan plan = plan_of(GetParam());
@@ -281,6 +328,36 @@ TEST(CudaBackend, ManySequencesInOneStep) {
         for (size_t i = 0; i < batch; i += 5)
             EXPECT_LT(relative_error(got[i], reference(plan, parts[i].seq->ids, parts[i].seq->ids.size())), kTolerance)
                 << "batch " << batch << ", row " << i;
+    }
+}
+
+TEST(CudaBackend, GraphsOfManyShapesComeAndGo) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(kFamilies[0]);
+    Rig rig(plan, small_options());
+    ASSERT_TRUE(rig);
+    Rng rng(24);
+    const auto ids = random_ids(rng, 512, rig.vocab());
+    const auto want = reference(plan, ids, 20);
+    uint32_t shapes = 0;
+    for (const uint32_t rows : {16u, 32u, 48u, 64u, 96u, 128u, 192u, 256u, 320u, 384u, 448u, 512u})
+        for (const uint32_t prompts : {1u, 4u, 5u, 17u})
+            for (const uint32_t logits : {0u, 1u, 2u, 9u}) {
+                if (logits > prompts || prompts * 2 > rows) continue;
+                std::vector<Seq> seqs;
+                for (uint32_t i = 0; i < prompts; ++i) {
+                    const uint32_t n = i + 1 < prompts ? 2 : rows - 2 * (prompts - 1);
+                    seqs.push_back(rig.add({ids.begin(), ids.begin() + n}, n));
+                }
+                std::vector<Part> parts;
+                for (uint32_t i = 0; i < prompts; ++i) parts.push_back({&seqs[i], static_cast<uint32_t>(seqs[i].ids.size()), i < logits});
+                ASSERT_EQ(rig.step(parts).size(), logits);
+                ++shapes;
+            }
+    EXPECT_GT(shapes, 130u);  // more than graphs are kept
+    for (int round = 0; round < 3; ++round) {
+        Seq s = rig.add({ids.begin(), ids.begin() + 20}, 20);
+        EXPECT_LT(relative_error(rig.step({{&s, 20}}).at(0), want), kTolerance);
     }
 }
 

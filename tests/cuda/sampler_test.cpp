@@ -70,24 +70,24 @@ class Rig {
                                   cudaMemcpyHostToDevice, launch.stream));
         check(cudaStreamSynchronize(launch.stream));
     }
-    void prepare(const std::vector<SampleRequest>& requests, uint32_t buffer = 0) {
-        const auto done = sampler->prepare(launch.stream, buffer, requests);
+    void prepare(const std::vector<SampleRequest>& requests) {
+        const auto done = sampler->prepare(launch.stream, ++step, requests);
         ASSERT_TRUE(done) << done.error().message;
     }
-    std::vector<wire::Token> take(uint32_t buffer = 0) {
+    std::vector<wire::Token> take() {
         std::vector<wire::Token> tokens;
-        check(sampler->fetch(launch.stream, buffer));
         check(cudaStreamSynchronize(launch.stream));
-        sampler->take(buffer, tokens);
+        EXPECT_TRUE(sampler->ready(step));
+        EXPECT_FALSE(sampler->ready(step + 2)) << "a step's results bear its number";
+        sampler->take(step, tokens);
         return tokens;
     }
     std::vector<wire::Token> sample(const std::vector<std::vector<float>>& rows,
-                                    const std::vector<SampleRequest>& requests,
-                                    uint32_t buffer = 0) {
+                                    const std::vector<SampleRequest>& requests) {
         upload(rows);
-        prepare(requests, buffer);
-        check(sampler->run(launch, buffer, logits_, static_cast<uint32_t>(requests.size())));
-        return take(buffer);
+        prepare(requests);
+        check(sampler->run(launch, logits_, static_cast<uint32_t>(requests.size()), nullptr));
+        return take();
     }
     static void check(cudaError_t status) {
         ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
@@ -95,6 +95,7 @@ class Rig {
 
     std::unique_ptr<Sampler> sampler;
     Launch launch;
+    uint32_t step = 0;
     [[nodiscard]] float* logits() const { return logits_; }
 
   private:
@@ -369,7 +370,7 @@ TEST_P(SamplerOracle, EqualsTheCpu) {
             sequences.push_back(
                 make_sequence(rng, vocab, random_settings(rng, vocab, i % 3 == 0), next_id++));
         }
-        const auto tokens = rig.sample(logits, requests_for(sequences), round % 2);
+        const auto tokens = rig.sample(logits, requests_for(sequences));
         ASSERT_EQ(tokens.size(), rows);
         for (uint32_t i = 0; i < rows; ++i) {
             compare(logits[i], sequences[i], tokens[i], near,
@@ -476,7 +477,7 @@ TEST(Sampler, RowsDoNotDependOnTheBatch) {
         for (uint32_t i = 0; i < kRows; i += static_cast<uint32_t>(kRows / rounds(32) + 1)) {
             wire::Sequence again = sequences[i];
             again.ref.attempt = 1;  // another life in the same row: counts are rebuilt
-            const auto alone = rig.sample({logits[i]}, {{&again, i, 0}}, 1);
+            const auto alone = rig.sample({logits[i]}, {{&again, i, 0}});
             ASSERT_EQ(alone[0].id, all[i].id) << "row " << i;
             ASSERT_EQ(std::bit_cast<uint32_t>(alone[0].logprob),
                       std::bit_cast<uint32_t>(all[i].logprob))
@@ -515,7 +516,7 @@ TEST(Sampler, PenaltiesFollowTheSequences) {
             if (pending) seen[i].emitted.pop_back();
             requests.push_back({&seen[i], i, pending ? 1u : 0u});
         }
-        const auto tokens = rig.sample(logits, requests, step % 2);
+        const auto tokens = rig.sample(logits, requests);
         for (uint32_t i = 0; i < kRows; ++i) {
             compare(logits[i], sequences[i], tokens[i], near,
                     "step " + std::to_string(step) + " row " + std::to_string(i));
@@ -569,20 +570,17 @@ TEST(Sampler, GraphServesAnySettings) {
     constexpr uint32_t kVocab = 49'152, kRows = 16;
     std::mt19937_64 rng(14);
     Rig rig(kVocab, kRows, kRows);
-    cudaGraph_t graph[2] = {};
-    cudaGraphExec_t exec[2] = {};
-    for (uint32_t b = 0; b < 2; ++b) {
-        CUDA_OK(cudaStreamBeginCapture(rig.launch.stream, cudaStreamCaptureModeThreadLocal));
-        CUDA_OK(rig.sampler->run(rig.launch, b, rig.logits(), kRows));
-        CUDA_OK(cudaStreamEndCapture(rig.launch.stream, &graph[b]));
-        CUDA_OK(cudaGraphInstantiate(&exec[b], graph[b], 0));
-        CUDA_OK(
-            cudaGraphLaunch(exec[b], rig.launch.stream));  // with nothing prepared it does nothing
-    }
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    CUDA_OK(cudaStreamBeginCapture(rig.launch.stream, cudaStreamCaptureModeThreadLocal));
+    CUDA_OK(rig.sampler->run(rig.launch, rig.logits(), kRows, nullptr));
+    CUDA_OK(cudaStreamEndCapture(rig.launch.stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphLaunch(exec, rig.launch.stream));  // with nothing prepared it does nothing
     CUDA_OK(cudaStreamSynchronize(rig.launch.stream));
     size_t near = 0;
     for (size_t round = 0; round < rounds(48); ++round) {
-        const uint32_t rows = 1 + static_cast<uint32_t>(rng() % kRows), b = round % 2;
+        const uint32_t rows = 1 + static_cast<uint32_t>(rng() % kRows);
         std::vector<std::vector<float>> logits;
         std::vector<wire::Sequence> sequences;
         for (uint32_t i = 0; i < rows; ++i) {
@@ -592,9 +590,9 @@ TEST(Sampler, GraphServesAnySettings) {
                                               round * kRows + i + 1));
         }
         rig.upload(logits);
-        rig.prepare(requests_for(sequences), b);
-        CUDA_OK(cudaGraphLaunch(exec[b], rig.launch.stream));
-        const auto tokens = rig.take(b);
+        rig.prepare(requests_for(sequences));
+        CUDA_OK(cudaGraphLaunch(exec, rig.launch.stream));
+        const auto tokens = rig.take();
         ASSERT_EQ(tokens.size(), rows);
         for (uint32_t i = 0; i < rows; ++i) {
             compare(logits[i], sequences[i], tokens[i], near,
@@ -603,10 +601,77 @@ TEST(Sampler, GraphServesAnySettings) {
         }
     }
     EXPECT_LT(near, 8u);
-    for (uint32_t b = 0; b < 2; ++b) {
-        cudaGraphExecDestroy(exec[b]);
-        cudaGraphDestroy(graph[b]);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+}
+
+// Settings stay in page-locked memory from step to step; rows of pending tokens are not written anew.
+TEST(Sampler, SettingsThatStayAreThoseOfTheSequence) {
+    NEEDS_GPU();
+    constexpr uint32_t kVocab = 3'000, kRows = 12, kStates = 12;
+    std::mt19937_64 rng(21);
+    Rig kept(kVocab, kRows, kStates), anew(kVocab, kRows, kStates);
+    std::vector<wire::Sequence> sequences(kStates);
+    std::vector<uint32_t> fresh(kStates, 1);  // a sequence's first row is not of a pending token
+    uint64_t made = 0;
+    const auto begin = [&](uint32_t state) {
+        wire::Sequence& s = sequences[state];
+        s = make_sequence(rng, kVocab, random_settings(rng, kVocab, rng() % 4 == 0), ++made);
+        if (rng() % 3 == 0) s.sampling.min_tokens = static_cast<uint32_t>(s.emitted.size() + rng() % 4);
+        fresh[state] = 1;
+    };
+    for (uint32_t state = 0; state < kStates; ++state) begin(state);
+    for (size_t round = 0; round < rounds(160); ++round) {
+        std::vector<uint32_t> states;
+        for (uint32_t state = 0; state < kStates; ++state)
+            if (round % 5 != 0 || rng() % 3 != 0) states.push_back(state);
+        if (states.empty()) continue;
+        if (rng() % 4 == 0) std::ranges::shuffle(states, rng);
+        std::vector<SampleRequest> quick, slow;
+        std::vector<std::vector<float>> logits;
+        for (const uint32_t state : states) {
+            const wire::Sequence& s = sequences[state];
+            const uint32_t pending = fresh[state] != 0 ? 0 : 1;
+            const auto at = static_cast<uint32_t>(s.prompt.size() + s.emitted.size() + pending);
+            quick.push_back({&s, state, pending, at});
+            slow.push_back({&s, state, pending, 0});
+            logits.push_back(make_logits(rng, kVocab, Kind::kNormal));
+            fresh[state] = 0;
+        }
+        const auto a = kept.sample(logits, quick), b = anew.sample(logits, slow);
+        ASSERT_EQ(a.size(), states.size());
+        for (size_t i = 0; i < states.size(); ++i) {
+            ASSERT_EQ(a[i].id, b[i].id) << "round " << round << " row " << i;
+            ASSERT_EQ(a[i].logprob, b[i].logprob);
+            ASSERT_EQ(a[i].top, b[i].top);
+            wire::Sequence& s = sequences[states[i]];
+            // What a pending token's step sampled is known one step later; here it is anything.
+            if (quick[i].pending != 0) s.emitted.push_back(static_cast<TokenId>(rng() % kVocab));
+            if (rng() % 6 == 0) begin(states[i]);
+        }
     }
+}
+
+TEST(Sampler, AStepWithoutRowsSaysItEnded) {
+    NEEDS_GPU();
+    Rig rig(100, 4, 4);
+    uint32_t* counter = nullptr;
+    CUDA_OK(cudaMalloc(&counter, sizeof(uint32_t)));
+    CUDA_OK(cudaMemset(counter, 0, sizeof(uint32_t)));
+    wire::Sequence s;
+    s.prompt = {1};
+    for (uint32_t round = 0; round < 6; ++round) {
+        std::vector<SampleRequest> rows;
+        if (round % 3 == 2) rows.push_back({&s, 0, 0});
+        rig.prepare(rows);
+        EXPECT_FALSE(rig.sampler->ready(rig.step));
+        CUDA_OK(rig.sampler->run(rig.launch, rig.logits(), static_cast<uint32_t>(rows.size()), counter));
+        EXPECT_EQ(rig.take().size(), rows.size());
+    }
+    uint32_t counted = 0;
+    CUDA_OK(cudaMemcpy(&counted, counter, sizeof(counted), cudaMemcpyDeviceToHost));
+    EXPECT_EQ(counted, 6u);
+    CUDA_OK(cudaFree(counter));
 }
 
 TEST(Sampler, DrawsFollowTheDistribution) {
@@ -669,7 +734,6 @@ TEST(Sampler, RefusesWhatDoesNotFit) {
         none(1, {nullptr, 0, 0});
     for (const auto& rows : {many, far, none})
         EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 0, rows));
-    EXPECT_FALSE(rig.sampler->prepare(rig.launch.stream, 2, {}));
     for (int i = 0; i < 1300; ++i) s.sampling.logit_bias.emplace_back(i % 100, 1.0f);
     EXPECT_FALSE(
         rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
@@ -677,7 +741,7 @@ TEST(Sampler, RefusesWhatDoesNotFit) {
     s.sampling.temperature = 0;
     EXPECT_TRUE(
         rig.sampler->prepare(rig.launch.stream, 0, std::vector<SampleRequest>(1, {&s, 0, 0})));
-    EXPECT_EQ(rig.sampler->run(rig.launch, 0, rig.logits(), 3), cudaErrorInvalidValue);
+    EXPECT_EQ(rig.sampler->run(rig.launch, rig.logits(), 3, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ struct Slice {
     // The rest is read by DeviceBackend alone, which samples by itself.
     const wire::Sequence* sequence = nullptr;  ///< with `logits`: what to sample by; read during submit only
     uint32_t state = 0;     ///< row of the device's state of this sequence, < max_batch_slices; stays while it runs
-    uint32_t pending = 0;   ///< tokens that unfinished steps sample for this sequence and `emitted` lacks: 0 or 1. With 1
-                            ///< the slice's one row is that token, and its id in Batch::tokens is not read.
+    uint32_t pending = 0;   ///< tokens that unfinished steps sample for this sequence and `emitted` lacks: 0 or 1. With 1 the one row is that
+                            ///< token, whose id in Batch::tokens is not read; settings and blocks are those of its step before, or more blocks.
     uint64_t* progress = nullptr;  ///< word in memory given to share_words; null: nobody watches
     uint64_t progress_base = 0;    ///< after some or all layers the device stores base + (layers done << 48) there, release
                                    ///< order at system scope, after the KV of those layers; the last store says all layers

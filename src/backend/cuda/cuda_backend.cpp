@@ -4,20 +4,35 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 namespace baton::backend::cuda {
 
 namespace {
 
-constexpr auto kSpin = std::chrono::milliseconds(2);  // then the thread sleeps until the device wakes it
+constexpr auto kSpin = std::chrono::milliseconds(2);    // then the thread naps
+constexpr auto kNap = std::chrono::microseconds(20);
+constexpr auto kAsk = std::chrono::milliseconds(50);    // between questions whether the device failed
+constexpr size_t kGraphsMax = 128;  // then the one that was not used for longest goes
+
+/// Adds the time since the last call, or since it was made, to a sum.
+class Lap {
+  public:
+    void operator()(uint64_t& sum) {
+        const auto now = std::chrono::steady_clock::now();
+        sum += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count());
+        last_ = now;
+    }
+
+  private:
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace
 
 CudaBackend::~CudaBackend() {
     static_cast<void>(cudaSetDevice(static_cast<int>(options_.device)));
     if (stream_) static_cast<void>(cudaStreamSynchronize(stream_.get()));
-    if (uploads_) static_cast<void>(cudaStreamSynchronize(uploads_.get()));
-    if (results_) static_cast<void>(cudaStreamSynchronize(results_.get()));
     movers_.reset();
     for (const SharedWords& words : words_)
         if (words.registered) static_cast<void>(cudaHostUnregister(words.host));
@@ -36,6 +51,7 @@ tl::unexpected<Error> CudaBackend::fault(Error error) {
 Expected<void> CudaBackend::submit(const Batch& batch) {
     if (fault_) return fail(*fault_);
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
+    Lap lap;
     BATON_TRY(input_.check(batch));
     BATON_TRY(enter());
     progress_.clear();
@@ -44,54 +60,66 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
         progress_.push_back({device_word(s.progress), s.progress_base});
         if (progress_.back().word == nullptr) return fail(ErrorCode::kInvalidArgument, "a progress word lies outside the shared memory");
     }
-    const Arrangement& step = input_.arrange(batch, next_buffer_);
+    lap(times_.check);
+    const Arrangement& step = input_.arrange(batch);
     if (auto queued = enqueue(batch, step); !queued) return fault(std::move(queued).error());
-    next_buffer_ = (next_buffer_ + 1) % kDepth;
+    ++next_step_;
+    ++times_.steps;
     return {};
 }
 
 Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step) {
-    const uint32_t buffer = step.shape.buffer;
+    Lap lap;
     requests_.clear();
-    bool counts = false;
-    for (const Slice& s : batch.slices) {
-        if (!s.logits) continue;
-        requests_.push_back({s.sequence, s.state, s.pending});
-        const wire::Sampling& how = s.sequence->sampling;
-        counts = counts || how.repetition_penalty != 1.0f || how.presence_penalty != 0.0f || how.frequency_penalty != 0.0f;
-    }
-    // Input and settings come and results go on streams of their own, so that copies hold up no step. Counts of tokens are
-    // what steps before this one still work on: they are brought up to date in the order of the steps.
-    BATON_CUDA_TRY(input_.upload(uploads_.get(), batch, step, progress_), "a step's input");
-    BATON_TRY(sampler_->prepare(counts ? stream_.get() : uploads_.get(), buffer, requests_));
-    BATON_CUDA_TRY(cudaEventRecord(uploaded_[buffer].get(), uploads_.get()), "a step's input");
-    BATON_CUDA_TRY(cudaStreamWaitEvent(stream_.get(), uploaded_[buffer].get(), 0), "a step's input");
+    for (const Slice& s : batch.slices)
+        if (s.logits) requests_.push_back({s.sequence, s.state, s.pending, s.position + s.tokens});
+    input_.fill(next_step_, batch, step, progress_);
+    lap(times_.fill);
+    BATON_TRY(sampler_->describe(stream_.get(), next_step_, requests_));
+    lap(times_.settings);
     BATON_TRY(run(step));
-    BATON_CUDA_TRY(cudaEventRecord(ran_[buffer].get(), stream_.get()), "a step");
-    BATON_CUDA_TRY(cudaStreamWaitEvent(results_.get(), ran_[buffer].get(), 0), "a step's result");
-    BATON_CUDA_TRY(sampler_->fetch(results_.get(), buffer), "a step's result");
-    BATON_CUDA_TRY(cudaEventRecord(done_[buffer].get(), results_.get()), "a step's result");
     last_logits_ = static_cast<uint32_t>(requests_.size());
-    flights_.push_back({buffer, last_logits_});
+    flights_.push_back({next_step_, last_logits_});
     return {};
 }
 
 Expected<void> CudaBackend::run(const Arrangement& step) {
     StepShape shape = step.shape;
-    shape.splits = splits(shape.decode, step.kv_max);
-    if (shape.decode == shape.rows) set_overlap(shape);
-    const auto graph = step.graph ? graphs_.find(shape) : graphs_.end();
-    if (graph != graphs_.end()) {
-        BATON_CUDA_TRY(cudaGraphLaunch(graph->second.get(), stream_.get()), "a step's graph");
+    if (shape.decode_only()) {
+        shape.splits = splits(shape.decode, step.kv_max);
+        set_overlap(shape);
+    } else {
+        shape.splits = multiprocessors_;  // evenly, however few of the sequences are there
+    }
+    Lap lap;
+    const auto found = graphs_.find(shape);
+    if (found != graphs_.end()) {
+        found->second.used = next_step_;
+        BATON_CUDA_TRY(cudaGraphLaunch(found->second.exec.get(), stream_.get()), "a step's graph");
+        lap(times_.launch);
         return {};
     }
     // The first step of a shape runs by itself, which loads the kernels; its graph is made while the device works.
     BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step's kernels");
-    if (!step.graph) return {};
-    return capture(shape);
+    BATON_TRY(keep_graph(shape));
+    lap(times_.eager);
+    ++times_.eager_steps;
+    return {};
 }
 
-Expected<void> CudaBackend::capture(const StepShape& shape) {
+Expected<void> CudaBackend::keep_graph(const StepShape& shape) {
+    if (graphs_.size() >= kGraphsMax) {
+        auto oldest = graphs_.end();
+        for (auto it = graphs_.begin(); it != graphs_.end(); ++it)
+            if (!it->second.kept && (oldest == graphs_.end() || it->second.used < oldest->second.used)) oldest = it;
+        if (oldest != graphs_.end()) graphs_.erase(oldest);
+    }
+    BATON_TRY_ASSIGN(GraphExec exec, capture(shape));
+    graphs_.emplace(shape, Graph{std::move(exec), next_step_, false});
+    return {};
+}
+
+Expected<GraphExec> CudaBackend::capture(const StepShape& shape) {
     BATON_CUDA_TRY(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capturing a step");
     const cudaError_t launched = run_pass(setup_, launch(), shape);
     cudaGraph_t graph = nullptr;
@@ -100,13 +128,13 @@ Expected<void> CudaBackend::capture(const StepShape& shape) {
         if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
         return cuda_failed(launched != cudaSuccess ? launched : ended, "capturing a step");
     }
-    cudaGraphExec_t exec = nullptr;
-    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&made, graph, 0);
     static_cast<void>(cudaGraphDestroy(graph));
-    BATON_CUDA_TRY(made, "a step's graph");
-    graphs_.emplace(shape, exec);
-    BATON_CUDA_TRY(cudaGraphUpload(exec, stream_.get()), "a step's graph");
-    return {};
+    BATON_CUDA_TRY(status, "a step's graph");
+    GraphExec exec(made);
+    BATON_CUDA_TRY(cudaGraphUpload(exec.get(), stream_.get()), "a step's graph");
+    return exec;
 }
 
 /// Parts of a context for decode attention. Contexts are counted in classes, so that few graphs serve all of them.
@@ -118,7 +146,15 @@ uint32_t CudaBackend::splits(uint32_t decode, uint32_t kv_max) const {
 }
 
 bool CudaBackend::ready() const {
-    return flights_.empty() || fault_ || cudaEventQuery(done_[flights_.front().buffer].get()) != cudaErrorNotReady;
+    return flights_.empty() || fault_ || sampler_->ready(flights_.front().step) || failed();
+}
+
+/// Whether the device will never be ready, or is and nobody said so. Asks the driver now and then.
+bool CudaBackend::failed() const {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - asked_ < kAsk) return false;
+    asked_ = now;
+    return cudaStreamQuery(stream_.get()) != cudaErrorNotReady;
 }
 
 Expected<void> CudaBackend::collect(std::vector<wire::Token>& tokens) {
@@ -126,22 +162,20 @@ Expected<void> CudaBackend::collect(std::vector<wire::Token>& tokens) {
     if (fault_) return fail(*fault_);
     if (flights_.empty()) return fail(ErrorCode::kInvalidArgument, "no step was submitted");
     const Flight flight = flights_.front();
-    const cudaEvent_t done = done_[flight.buffer].get();
     const auto start = std::chrono::steady_clock::now();
-    cudaError_t status = cudaErrorNotReady;
-    while ((status = cudaEventQuery(done)) == cudaErrorNotReady) {
-        if (std::chrono::steady_clock::now() - start > kSpin) {
-            status = cudaEventSynchronize(done);
-            break;
+    while (!sampler_->ready(flight.step)) {
+        if (failed() && !sampler_->ready(flight.step)) {
+            const cudaError_t status = cudaStreamQuery(stream_.get());
+            auto lost = cuda_failed(status == cudaSuccess ? cudaErrorUnknown : status, "a step");
+            return fault(std::move(lost).value());
         }
-        sched_yield();
-    }
-    if (status != cudaSuccess) {
-        auto failed = cuda_failed(status, "a step");
-        return fault(std::move(failed).value());
+        if (std::chrono::steady_clock::now() - start > kSpin) std::this_thread::sleep_for(kNap);
+        else sched_yield();
     }
     flights_.pop_front();
-    if (flight.logits > 0) sampler_->take(flight.buffer, tokens);
+    Lap lap;
+    if (flight.logits > 0) sampler_->take(flight.step, tokens);
+    lap(times_.take);
     return {};
 }
 

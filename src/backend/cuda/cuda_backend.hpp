@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,9 +19,21 @@
 
 namespace baton::backend::cuda {
 
-/// Runs a model on one GPU. Steps of one row a sequence are captured once per shape as a CUDA graph, sampling included, and
-/// replayed; others are launched kernel by kernel. Two uploads and two results alternate, so that one step can be queued
-/// while another runs.
+/// The host's time for steps so far, in nanoseconds, by what it was spent on.
+struct HostTimes {
+    uint64_t steps = 0;
+    uint64_t check = 0;     ///< of the batch
+    uint64_t fill = 0;      ///< input in page-locked memory
+    uint64_t settings = 0;  ///< of sampling
+    uint64_t launch = 0;    ///< of a graph
+    uint64_t eager = 0;     ///< launches of steps whose shape had no graph yet, and capturing it
+    uint64_t eager_steps = 0;
+    uint64_t take = 0;      ///< of results
+};
+
+/// Runs a model on one GPU. A step's shape is padded to one of few, captured once as a CUDA graph and replayed: its input is
+/// read from page-locked memory by its first kernel, its results are written there by its last, and the launch is all that
+/// the driver is asked for. Two inputs and two results alternate, so that one step can be queued while another runs.
 class CudaBackend final : public DeviceBackend {
   public:
     static Expected<std::unique_ptr<CudaBackend>> make(const Plan& plan, const CudaOptions& options);
@@ -40,6 +53,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> debug_logits(std::vector<float>& logits) override;
     [[nodiscard]] std::string tuning() const override;
     [[nodiscard]] std::vector<LoadPhase> load_phases() const override { return phases_.all(); }
+    [[nodiscard]] const HostTimes& host_times() const { return times_; }
 
   private:
     /// Host memory that progress words lie in.
@@ -50,8 +64,13 @@ class CudaBackend final : public DeviceBackend {
         bool registered = false;
     };
     struct Flight {
-        uint32_t buffer = 0;
+        uint32_t step = 0;
         uint32_t logits = 0;
+    };
+    struct Graph {
+        GraphExec exec;
+        uint64_t used = 0;  ///< the step that used it last
+        bool kept = false;  ///< made at load: never given up
     };
 
     explicit CudaBackend(const CudaOptions& options) : options_(options) {}
@@ -63,7 +82,10 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_pool();
     Expected<void> warm_up();
     Expected<void> choose_overlap();
+    Expected<void> choose_products(const StepShape& shape, double best);
+    [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
+    Expected<void> run_padding(const StepShape& shape, uint32_t context);
     Expected<double> time_step(const StepShape& shape);
 
     [[nodiscard]] Expected<void> enter() const;
@@ -74,7 +96,9 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
     Expected<void> run(const Arrangement& step);
-    Expected<void> capture(const StepShape& shape);
+    Expected<GraphExec> capture(const StepShape& shape);
+    Expected<void> keep_graph(const StepShape& shape);
+    [[nodiscard]] bool failed() const;
     [[nodiscard]] uint64_t* device_word(uint64_t* word) const;
     tl::unexpected<Error> fault(Error error);
 
@@ -92,29 +116,26 @@ class CudaBackend final : public DeviceBackend {
     double overlap_seconds_ = 0;
     double graph_seconds_ = 0;
 
-    Stream stream_;   ///< runs the steps
-    Stream uploads_;  ///< brings their input, ahead of them
-    Stream results_;  ///< takes their results, behind them
-    Event uploaded_[kDepth];
-    Event ran_[kDepth];
-    Event done_[kDepth];
+    Stream stream_;  ///< runs the steps
     Weights weights_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;
     std::unique_ptr<Sampler> sampler_;
     StepInput input_;
-    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, pool_;
+    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, counter_, pool_;
     kv::PoolLayout layout_;
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
-    std::map<StepShape, GraphExec> graphs_;
+    std::map<StepShape, Graph> graphs_;
     std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, and kAhead
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;
     std::deque<Flight> flights_;  ///< steps not collected, oldest first
-    uint32_t next_buffer_ = 0;
+    uint32_t next_step_ = 0;   ///< as the device's counter will be when all enqueued work has run
     uint32_t last_logits_ = 0;
+    mutable std::chrono::steady_clock::time_point asked_;  ///< the driver, whether the device failed
+    HostTimes times_;
     std::optional<Error> fault_;
 };
 

@@ -1,6 +1,7 @@
 // Which kernels of a decode step start before the one ahead has ended. That mostly helps, but a kernel that waits takes room
 // from those that work: at some batch sizes of some models a step is a fifth slower for it. So each size is tried.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr uint32_t kRowsMax = 64;   // of the sizes tried: kernels of larger ones are long
 constexpr uint32_t kContext = 1024;
+constexpr double kShort = 2e-3;  // seconds: in longer steps it matters little which of two kernels runs
 constexpr int kReplays = 2;
 constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
 constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
@@ -62,11 +64,7 @@ void write_choices(const std::filesystem::path& path, const std::map<uint32_t, u
 Expected<void> CudaBackend::choose_overlap() {
     if (!pdl_ || options_.deterministic) return {};
     const auto start = std::chrono::steady_clock::now();
-    std::filesystem::path file;
-    if (!options_.cache_folder.empty()) {
-        file = std::filesystem::path(options_.cache_folder) / ("overlap-" + identity_of(model_.shape, device_name_, setup_.linear->choices(), options_.fp16).substr(0, 32));
-        overlap_ = read_choices(file);
-    }
+    if (!options_.cache_folder.empty()) overlap_ = read_choices(overlap_file());
     bool measured = false;
     for (const uint32_t rows : batch_buckets(options_.max_batch_slices)) {
         if (rows > kRowsMax || overlap_.contains(rows)) continue;
@@ -74,9 +72,7 @@ Expected<void> CudaBackend::choose_overlap() {
         shape.rows = shape.decode = shape.logits = rows;
         const uint32_t context = std::min(kContext, positions_max_);
         shape.splits = splits(rows, context);
-        BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape, context), "timing a step");
-        BATON_TRY(sampler_->prepare(stream_.get(), shape.buffer, {}));
-        BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "timing a step");  // loads the kernels
+        BATON_TRY(run_padding(shape, context));
         BATON_TRY_ASSIGN(double best, time_step(shape));
         const auto keep_if_faster = [&](const StepShape& changed) -> Expected<void> {
             BATON_TRY_ASSIGN(const double seconds, time_step(changed));
@@ -93,11 +89,44 @@ Expected<void> CudaBackend::choose_overlap() {
         StepShape changed = shape;
         changed.ahead = true;
         BATON_TRY(keep_if_faster(changed));
+        if (std::has_single_bit(rows) && best < kShort) BATON_TRY(choose_products(shape, best));
         overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0);
         measured = true;
     }
-    if (measured && !file.empty()) write_choices(file, overlap_);
+    if (measured && !options_.cache_folder.empty()) {
+        BATON_TRY(linear_->keep());
+        BATON_TRY(head_linear_->keep());
+        write_choices(overlap_file(), overlap_);
+    }
     overlap_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {};
+}
+
+/// Where the choices are kept: they hold for these products' kernels.
+std::string CudaBackend::overlap_file() const {
+    const std::string identity = identity_of(model_.shape, device_name_, linear_->choices(), options_.fp16);
+    return (std::filesystem::path(options_.cache_folder) / ("overlap-" + identity.substr(0, 32))).string();
+}
+
+/// Tries, in the step, the kernels that alone were nearly as quick as the quickest.
+Expected<void> CudaBackend::choose_products(const StepShape& shape, double best) {
+    const Weights::Layer& layer = weights_.layers.front();
+    const std::pair<Linear*, const Matrix*> products[] = {{linear_.get(), &layer.qkv},
+                                                          {linear_.get(), &layer.out},
+                                                          {linear_.get(), &layer.gate_up},
+                                                          {linear_.get(), &layer.down},
+                                                          {head_linear_.get(), &weights_.head}};
+    for (const auto& [linear, matrix] : products) {
+        uint32_t chosen = 0;
+        for (uint32_t i = 1; i < linear->alternatives(*matrix, shape.rows); ++i) {
+            linear->choose(*matrix, shape.rows, i);
+            BATON_TRY_ASSIGN(const double seconds, time_step(shape));
+            if (seconds > best * kWorthIt) continue;
+            best = seconds;
+            chosen = i;
+        }
+        linear->choose(*matrix, shape.rows, chosen);
+    }
     return {};
 }
 
@@ -110,18 +139,17 @@ void CudaBackend::set_overlap(StepShape& shape) const {
 
 /// The shortest of some replays, in seconds.
 Expected<double> CudaBackend::time_step(const StepShape& shape) {
-    BATON_TRY(capture(shape));
-    const auto graph = graphs_.extract(shape);
+    BATON_TRY_ASSIGN(const GraphExec graph, capture(shape));
     TimedEvent marks[kReplays + 1];
     for (TimedEvent& mark : marks) {
         cudaEvent_t event = nullptr;
         BATON_CUDA_TRY(cudaEventCreate(&event), "an event");
         mark = TimedEvent(event);
     }
-    BATON_CUDA_TRY(cudaGraphLaunch(graph.mapped().get(), stream_.get()), "timing a step");
+    BATON_CUDA_TRY(cudaGraphLaunch(graph.get(), stream_.get()), "timing a step");
     BATON_CUDA_TRY(cudaEventRecord(marks[0].get(), stream_.get()), "timing a step");
     for (int i = 1; i <= kReplays; ++i) {
-        BATON_CUDA_TRY(cudaGraphLaunch(graph.mapped().get(), stream_.get()), "timing a step");
+        BATON_CUDA_TRY(cudaGraphLaunch(graph.get(), stream_.get()), "timing a step");
         BATON_CUDA_TRY(cudaEventRecord(marks[i].get(), stream_.get()), "timing a step");
     }
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "timing a step");

@@ -85,13 +85,6 @@ Expected<void> CudaBackend::open_device() {
     int lowest = 0, highest = 0;
     BATON_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream priorities");
     BATON_TRY_ASSIGN(stream_, make_stream(highest < 0 ? highest + 1 : 0));
-    BATON_TRY_ASSIGN(uploads_, make_stream(highest));
-    BATON_TRY_ASSIGN(results_, make_stream(highest));
-    for (uint32_t b = 0; b < kDepth; ++b) {
-        BATON_TRY_ASSIGN(uploaded_[b], make_event());
-        BATON_TRY_ASSIGN(ran_[b], make_event());
-        BATON_TRY_ASSIGN(done_[b], make_event());
-    }
     return {};
 }
 
@@ -183,13 +176,7 @@ Expected<void> CudaBackend::make_buffers(const Rope& rope) {
     if (options_.keep_logits) {
         BATON_TRY_ASSIGN(kept_, DeviceBuffer::make(logits, "a copy of the logits"));
     }
-    size_t workspace = 0;
-    for (const uint32_t bucket : batch_buckets(options_.max_batch_slices))
-        for (uint32_t context = 256; context < 2 * positions_max_; context *= 2)
-            workspace = std::max(workspace, decode_workspace_bytes(bucket, m.heads, m.head_dim, splits(bucket, std::min(context, positions_max_))));
-    // Steps that run eagerly have any number of decode rows.
-    for (uint32_t rows_now = 1; rows_now <= slices; ++rows_now)
-        workspace = std::max(workspace, decode_workspace_bytes(rows_now, m.heads, m.head_dim, splits(rows_now, positions_max_)));
+    const size_t workspace = decode_workspace_bytes(options_.max_batch_slices, m.heads, m.head_dim, multiprocessors_);  // splits are never more
     BATON_TRY_ASSIGN(decode_workspace_, DeviceBuffer::make(workspace, "decode attention"));
     BATON_CUDA_TRY(cudaMemset(decode_workspace_.data(), 0, workspace), "decode attention");
     BATON_TRY_ASSIGN(sampler_, Sampler::create(m.vocab, options_.max_batch_slices, options_.max_batch_slices));
@@ -256,12 +243,31 @@ Expected<void> CudaBackend::make_pool() {
         setup_.kv.push_back(view);
     }
     BATON_TRY_ASSIGN(input_, StepInput::make(limits()));
-    for (uint32_t b = 0; b < kDepth; ++b) {
-        setup_.arrays[b] = input_.arrays(b);
-        setup_.table[b] = input_.table(b);
-    }
+    BATON_TRY_ASSIGN(counter_, DeviceBuffer::make(sizeof(uint32_t), "the number of a step"));
+    BATON_CUDA_TRY(cudaMemset(counter_.data(), 0, counter_.size()), "the number of a step");
+    setup_.counter = counter_.as<uint32_t>();
+    setup_.decode_table = input_.decode_table();
+    setup_.prefill_table = input_.prefill_table();
     setup_.table_stride = input_.table_stride();
+    StepBegin& begin = setup_.begin;
+    input_.describe(begin);
+    begin.step = setup_.counter;
+    begin.settings = sampler_->upload();
+    begin.embedding = weights_.embedding;
+    begin.vocab = m.vocab;
+    begin.hidden = m.hidden;
+    begin.last = sampler_->last();
+    begin.out = setup_.hidden;
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "the KV pool");  // memory was set on the default stream
+    return {};
+}
+
+/// Runs a step of padding, which loads its kernels, and waits for it.
+Expected<void> CudaBackend::run_padding(const StepShape& shape, uint32_t context) {
+    input_.fill_padding(shape, context);
+    for (uint32_t step = 0; step < kDepth; ++step) BATON_TRY(sampler_->describe(stream_.get(), step, {}));
+    BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step of padding");
+    BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "a step of padding");
     return {};
 }
 
@@ -270,23 +276,20 @@ Expected<void> CudaBackend::warm_up() {
     const auto start = std::chrono::steady_clock::now();
     for (const uint32_t bucket : batch_buckets(options_.max_batch_slices)) {
         for (const uint32_t context : kWarmContexts) {
-            for (uint32_t buffer = 0; buffer < kDepth; ++buffer) {
-                StepShape shape;
-                shape.rows = shape.logits = bucket;
-                (options_.deterministic ? shape.prefill : shape.decode) = bucket;
-                shape.prefill_rows_max = options_.deterministic ? 1 : 0;
-                shape.splits = splits(shape.decode, std::min(context, positions_max_));
-                shape.buffer = buffer;
-                if (shape.decode > 0) set_overlap(shape);
-                if (graphs_.contains(shape)) continue;
-                BATON_CUDA_TRY(input_.upload_padding(stream_.get(), shape), "warming up");
-                BATON_TRY(sampler_->prepare(stream_.get(), buffer, {}));
-                BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "warming up");
-                BATON_TRY(capture(shape));
-                BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "warming up");
-            }
+            StepShape shape;
+            shape.rows = shape.logits = bucket;
+            (options_.deterministic ? shape.prefill : shape.decode) = bucket;
+            shape.prefill_rows_max = options_.deterministic ? 1 : 0;
+            shape.splits = splits(shape.decode, std::min(context, positions_max_));
+            if (shape.decode > 0) set_overlap(shape);
+            if (graphs_.contains(shape)) continue;
+            BATON_TRY(run_padding(shape, 0));
+            BATON_TRY(keep_graph(shape));
+            graphs_.at(shape).kept = true;
         }
     }
+    BATON_CUDA_TRY(cudaMemsetAsync(counter_.data(), 0, counter_.size(), stream_.get()), "the number of a step");
+    BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "warming up");
     graph_seconds_ = seconds_since(start);
     return {};
 }

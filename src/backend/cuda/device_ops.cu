@@ -10,19 +10,68 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kCtasMax = 64;
+constexpr uint32_t kCtasMax = 64;  // that copy
+constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kChangeCtas = StepBegin::kPatchesRead / kThreads;
 
-__global__ void upload_kernel(const int32_t* __restrict__ from, int32_t* __restrict__ to, uint32_t count,
-                              const int2* __restrict__ pairs, uint32_t patches, int32_t* __restrict__ table) {
-    const uint32_t stride = gridDim.x * blockDim.x;
-    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count + patches; i += stride) {
-        if (i < count) {
-            to[i] = __ldcv(from + i);  // host memory that changes from step to step: never from a cache
-        } else {
-            const int2 patch = __ldcv(pairs + (i - count));
-            table[patch.x] = patch.y;
-        }
+/// Host memory that changes from step to step: never from a cache.
+__device__ __forceinline__ uint4 from_host(const uint4* at) { return __ldcv(at); }
+
+/// Rows of the embedding, a warp each.
+__device__ void look_up(const StepBegin& b, const int32_t* arrays, uint32_t block) {
+    __shared__ int32_t ids[kWarps];
+    const uint32_t first = block * kWarps;
+    if (threadIdx.x < kWarps && first + threadIdx.x < b.rows) {
+        const uint32_t row = first + threadIdx.x;
+        const int32_t id = __ldcv(arrays + b.tokens_at + row), state = __ldcv(arrays + b.states_at + row);
+        ids[threadIdx.x] = min(max(id < 0 ? b.last[state] : id, 0), static_cast<int>(b.vocab) - 1);
     }
+    __syncthreads();
+    const uint32_t row = first + threadIdx.x / 32, words = b.hidden / 8;
+    if (row >= b.rows) return;
+    const uint4* from = static_cast<const uint4*>(b.embedding) + static_cast<size_t>(ids[threadIdx.x / 32]) * words;
+    uint4* to = static_cast<uint4*>(b.out) + static_cast<size_t>(row) * words;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x % 32; i < words; i += 32) to[i] = __ldg(from + i);
+}
+
+/// Arrays and settings, spread over `blocks` blocks; how many there are is known ahead.
+__device__ void copy_input(const StepBegin& b, const std::byte* from, const std::byte* settings, uint32_t block, uint32_t blocks) {
+    const uint4* arrays = reinterpret_cast<const uint4*>(from + sizeof(StepHeader));
+    const uint32_t values = b.values / 4, rows = (b.settings.head + b.samples * b.settings.row) / 16;
+    for (uint32_t i = block * kThreads + threadIdx.x; i < values + rows; i += blocks * kThreads) {
+        if (i < values) reinterpret_cast<uint4*>(b.arrays)[i] = from_host(arrays + i);
+        else reinterpret_cast<uint4*>(b.settings.to)[i - values] = from_host(reinterpret_cast<const uint4*>(settings) + (i - values));
+    }
+}
+
+/// What there may be any number of: the first ones are on their way before it is known how many there are.
+__device__ void copy_changes(const StepBegin& b, const std::byte* from, const std::byte* settings, uint32_t block) {
+    constexpr uint32_t kStride = kChangeCtas * kThreads;
+    const uint32_t first = block * kThreads + threadIdx.x;
+    const auto* pairs = reinterpret_cast<const int2*>(from + b.patches_at);
+    const int2 mine = __ldcv(pairs + first);
+    const uint32_t patches = __ldcv(reinterpret_cast<const uint32_t*>(from));
+    const uint32_t edits = __ldcv(reinterpret_cast<const uint32_t*>(settings + b.settings.edits_count)) * b.settings.edit / 8;
+    if (first < patches) b.table[mine.x] = mine.y;
+    for (uint32_t i = first + kStride; i < patches; i += kStride) {
+        const int2 patch = __ldcv(pairs + i);
+        b.table[patch.x] = patch.y;
+    }
+    for (uint32_t i = first; i < edits; i += kStride)
+        reinterpret_cast<uint2*>(b.settings.to + b.settings.edits_at)[i] =
+            __ldcv(reinterpret_cast<const uint2*>(settings + b.settings.edits_at) + i);
+}
+
+/// Grid: blocks for the embedding, `copies` that copy, and some for changes.
+__global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ StepBegin b, uint32_t copies) {
+    const uint32_t parity = *b.step & 1;
+    const std::byte* from = b.from[parity];
+    const uint32_t lookups = (b.rows + kWarps - 1) / kWarps;
+    if (blockIdx.x < lookups) return look_up(b, reinterpret_cast<const int32_t*>(from + sizeof(StepHeader)), blockIdx.x);
+    const uint32_t block = blockIdx.x - lookups;
+    if (block < copies) return copy_input(b, from, b.settings.from[parity], block, copies);
+    copy_changes(b, from, b.settings.from[parity], block - copies);
 }
 
 __global__ void rope_kernel(const float* __restrict__ inv_freq, uint32_t half, float scale, size_t n, float2* __restrict__ out) {
@@ -58,12 +107,12 @@ __global__ void progress_kernel(const ProgressWord* __restrict__ words, uint32_t
 
 }  // namespace
 
-cudaError_t upload_rows(cudaStream_t stream, const int32_t* from, int32_t* to, uint32_t count, const int2* pairs, uint32_t patches,
-                        int32_t* table) {
-    const uint32_t total = count + patches;
-    if (total == 0) return cudaSuccess;
-    const uint32_t ctas = (total + kThreads - 1) / kThreads;
-    upload_kernel<<<ctas < kCtasMax ? ctas : kCtasMax, kThreads, 0, stream>>>(from, to, count, pairs, patches, table);
+cudaError_t begin_step(cudaStream_t stream, const StepBegin& begin) {
+    if (begin.rows == 0 || begin.values % 4 != 0 || begin.hidden % 8 != 0 || begin.vocab == 0) return cudaErrorInvalidValue;
+    const uint32_t lookups = (begin.rows + kWarps - 1) / kWarps;
+    const uint32_t words = begin.values / 4 + (begin.settings.head + begin.samples * begin.settings.row) / 16;
+    const uint32_t wanted = (words + kThreads - 1) / kThreads, copies = wanted < kCtasMax ? wanted : kCtasMax;
+    begin_kernel<<<lookups + copies + kChangeCtas, kThreads, 0, stream>>>(begin, copies);
     return cudaGetLastError();
 }
 

@@ -4,14 +4,41 @@
 #include <cstdint>
 
 #include "backend/cuda/common.hpp"
+#include "backend/cuda/sampler.hpp"
 
 /// Small kernels around a step. All only launch.
 namespace baton::backend::cuda {
 
-/// Copies a step's arrays out of page-locked host memory: `count` values from `from` to `to`, then `patches` pairs (index,
-/// value) at `pairs` into `table`. One kernel instead of copies: nothing waits for a copy engine.
-cudaError_t upload_rows(cudaStream_t stream, const int32_t* from, int32_t* to, uint32_t count, const int2* pairs, uint32_t patches,
-                        int32_t* table);
+/// What begins a step's input in page-locked memory.
+struct alignas(16) StepHeader {
+    uint32_t patches;    ///< pairs at StepBegin::patches_at
+    uint32_t unused[3];
+};
+
+/// A step's first kernel.
+struct StepBegin {
+    const std::byte* from[2] = {nullptr, nullptr};  ///< page-locked input of steps of even and of odd number: StepHeader, then the arrays
+    static constexpr uint32_t kPatchesRead = 1024;
+    uint32_t patches_at = 0;    ///< bytes from there: int2 {index, value}, what changed in `table`; room for kPatchesRead at least
+    const uint32_t* step = nullptr;  ///< on the device: the step's number
+    int32_t* arrays = nullptr;  ///< where the arrays go
+    uint32_t values = 0;        ///< of them; a multiple of 4
+    int32_t* table = nullptr;
+    SampleUpload settings;      ///< copied as well, for `samples` rows
+    uint32_t samples = 0;
+    const void* embedding = nullptr;  ///< [vocab, hidden]
+    uint32_t vocab = 0;
+    uint32_t hidden = 0;        ///< a multiple of 8
+    uint32_t rows = 0;
+    uint32_t tokens_at = 0;     ///< places in the arrays: ids, and the state rows of those below 0, whose ids are `last`[state]
+    uint32_t states_at = 0;
+    const int32_t* last = nullptr;
+    void* out = nullptr;        ///< [rows, hidden]: the rows of `embedding`
+};
+/// Brings a step's input to the device and looks up the embeddings, in one kernel without copies: nothing waits for a copy
+/// engine, and all is read from page-locked memory at once. What is launched next must not have the programmatic attribute,
+/// so that no kernel reads the input early.
+cudaError_t begin_step(cudaStream_t stream, const StepBegin& begin);
 
 /// out [positions, half] = cos and sin of the f32 product position × inv_freq[i], both times `scale`. `inv_freq` [half] on the
 /// device.

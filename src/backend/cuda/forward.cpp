@@ -19,25 +19,32 @@ constexpr uint32_t kProgressParts = 8;  // times a step says how far it is
 class Pass {
   public:
     Pass(const PassSetup& setup, const Launch& launch, const StepShape& shape)
-        : s_(setup), launch_(launch), shape_(shape), at_(array_offsets(shape)), arrays_(setup.arrays[shape.buffer]) {}
+        : s_(setup), launch_(launch), shape_(shape), at_(array_offsets(shape)), arrays_(setup.begin.arrays) {}
 
     cudaError_t run() {
-        // Nothing before this kernel may be overlapped: its inputs come from another stream.
-        BATON_LAUNCH(embed({launch_.stream, false}, s_.elem, s_.weights->embedding, s_.model.hidden, s_.model.vocab, arrays_ + at_.tokens,
-                           arrays_ + at_.states, s_.sampler->last(), shape_.rows, s_.hidden));
+        StepBegin begin = s_.begin;
+        begin.values = at_.total;
+        begin.samples = shape_.logits;
+        begin.rows = shape_.rows;
+        begin.tokens_at = at_.tokens;
+        begin.states_at = at_.states;
+        BATON_LAUNCH(begin_step(launch_.stream, begin));
         for (uint32_t layer = 0; layer < s_.model.layers; ++layer) {
-            BATON_LAUNCH(run_layer(s_.weights->layers[layer], s_.kv[layer]));
+            BATON_LAUNCH(run_layer(layer));
             BATON_LAUNCH(report(layer + 1));
         }
         return run_head();
     }
 
   private:
-    cudaError_t run_layer(const Weights::Layer& w, const KvView& kv) {
+    cudaError_t run_layer(uint32_t layer) {
+        const Weights::Layer& w = s_.weights->layers[layer];
         Matrix qkv = w.qkv;
         if (!shape_.ahead) qkv.ahead = nullptr;
-        BATON_LAUNCH(s_.linear->run(of(Part::kQkv), qkv, s_.hidden, shape_.rows, s_.qkv));
-        BATON_LAUNCH(run_attention(w, kv));
+        // Kernels read the input before they wait for the one ahead: none may start before the first has ended.
+        const Launch launch = layer == 0 ? Launch{launch_.stream, false} : of(Part::kQkv);
+        BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
+        BATON_LAUNCH(run_attention(layer));
         BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, s_.attention, shape_.rows, s_.hidden));
         BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, s_.hidden, shape_.rows, s_.act));
         return s_.linear->run(of(Part::kDown), w.down, s_.act, shape_.rows, s_.hidden);
@@ -48,8 +55,10 @@ class Pass {
         return {launch_.stream, launch_.pdl && (shape_.plain & static_cast<uint32_t>(part)) == 0};
     }
 
-    cudaError_t run_attention(const Weights::Layer& w, const KvView& kv) {
+    cudaError_t run_attention(uint32_t layer) {
         const ModelShape& m = s_.model;
+        const Weights::Layer& w = s_.weights->layers[layer];
+        const KvView& kv = s_.kv[layer];
         RopeAppend rope;
         rope.elem = s_.elem;
         rope.qkv = s_.qkv;
@@ -63,7 +72,7 @@ class Pass {
         rope.rope = s_.rope;
         rope.positions = arrays_ + at_.positions;
         rope.slots = arrays_ + at_.slots;
-        const bool fused = shape_.decode == shape_.rows && decode_fuses(m.heads, m.kv_heads, m.head_dim, shape_.decode);
+        const bool fused = shape_.decode_only() && decode_fuses(m.heads, m.kv_heads, m.head_dim, shape_.decode);
         if (!fused) BATON_LAUNCH(rope_append(of(Part::kAttention), rope));
 
         AttentionArgs args;
@@ -77,12 +86,13 @@ class Pass {
             decode.base = args;
             decode.base.sequences = shape_.decode;
             decode.base.kv_len = arrays_ + at_.kv_len;
-            decode.base.blocks = s_.table[shape_.buffer];
+            decode.base.blocks = s_.decode_table;
             decode.base.out = s_.attention;
             decode.q = s_.q;
             decode.fused = fused ? &rope : nullptr;
             // The pass begins behind all earlier ones, and a sequence's past is written by none of this.
             decode.early = fused;
+            if (fused && layer + 1 < m.layers) decode.next = &s_.kv[layer + 1];
             decode.workspace = s_.decode_workspace;
             decode.splits = shape_.splits;
             BATON_LAUNCH(decode_attention(of(Part::kAttention), decode));
@@ -92,20 +102,15 @@ class Pass {
             prefill.base = args;
             prefill.base.sequences = shape_.prefill;
             prefill.base.kv_len = arrays_ + at_.kv_len + shape_.decode;
-            prefill.base.blocks = s_.table[shape_.buffer] + size_t{shape_.decode} * s_.table_stride;
-            prefill.base.out = row(s_.attention, shape_.decode);
-            prefill.q = row(s_.q, shape_.decode);
+            prefill.base.blocks = s_.prefill_table;
+            prefill.base.out = s_.attention;
+            prefill.q = s_.q;
             prefill.row_begin = arrays_ + at_.row_begin;
-            prefill.rows = shape_.rows - shape_.decode;
+            prefill.rows = shape_.rows;
             prefill.rows_max = shape_.prefill_rows_max;
             BATON_LAUNCH(prefill_attention(of(Part::kAttention), prefill));
         }
         return cudaSuccess;
-    }
-
-    /// Row `n` of a buffer [rows, heads, head_dim].
-    [[nodiscard]] void* row(void* buffer, uint32_t n) const {
-        return static_cast<std::byte*>(buffer) + size_t{n} * s_.model.heads * s_.model.head_dim * 2;
     }
 
     /// Tells the watchers how many layers are done, every few layers and at the end.
@@ -116,7 +121,7 @@ class Pass {
     }
 
     cudaError_t run_head() {
-        if (shape_.logits == 0) return cudaSuccess;
+        if (shape_.logits == 0) return s_.sampler->run({launch_.stream, false}, s_.logits, 0, s_.counter);
         const void* x = s_.hidden;
         if (shape_.gather) {
             BATON_LAUNCH(gather_rows(launch_, s_.elem, s_.hidden, arrays_ + at_.logit_rows, shape_.logits, s_.model.hidden, s_.last));
@@ -126,7 +131,7 @@ class Pass {
         if (s_.kept != nullptr)
             BATON_LAUNCH(cudaMemcpyAsync(s_.kept, s_.logits, size_t{shape_.logits} * s_.model.vocab * sizeof(float),
                                          cudaMemcpyDeviceToDevice, launch_.stream));
-        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, shape_.buffer, s_.logits, shape_.logits);
+        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, s_.logits, shape_.logits, s_.counter);
     }
 
     const PassSetup& s_;

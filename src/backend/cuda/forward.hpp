@@ -15,8 +15,8 @@ namespace baton::backend::cuda {
 /// Kernels of a step by what they do; bits of StepShape::plain.
 enum class Part : uint32_t { kQkv = 1, kAttention = 2, kOut = 4, kGateUp = 8, kDown = 16, kHead = 32, kSample = 64 };
 
-/// What a step runs. Rows are in the order: sequences of one row for decode attention, then the rows of the others.
-/// Two steps of equal shape launch the same kernels with the same arguments, which is what lets a graph be replayed.
+/// What a step runs. Rows are in the order: sequences of one row for decode attention, then the rows of the others, then
+/// padding. Where there are others `decode` may count more sequences than have rows: those beyond have no context. Two steps of equal shape launch the same kernels with the same arguments, which is what lets a graph be replayed.
 struct StepShape {
     uint32_t rows = 0;              ///< padding included
     uint32_t decode = 0;            ///< rows that decode attention takes, one a sequence
@@ -28,8 +28,9 @@ struct StepShape {
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)
-    uint32_t buffer = 0;            ///< 0 or 1: which upload it reads
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
+    /// Row i is that of decode sequence i.
+    [[nodiscard]] bool decode_only() const { return prefill == 0 && decode == rows; }
     friend auto operator<=>(const StepShape&, const StepShape&) = default;
 };
 
@@ -40,7 +41,7 @@ struct ArrayOffsets {
     uint32_t slots = 0;
     uint32_t states = 0;
     uint32_t kv_len = 0;     ///< [sequences]
-    uint32_t row_begin = 0;  ///< [prefill + 1], counted from the first prefill row
+    uint32_t row_begin = 0;  ///< [prefill + 1]: first row of each
     uint32_t logit_rows = 0; ///< [logits]
     uint32_t words = 0;      ///< ProgressWord [words]
     uint32_t total = 0;
@@ -66,9 +67,11 @@ struct PassSetup {
     float* logits = nullptr;        ///< [logits, vocab]
     float* kept = nullptr;          ///< a copy of the logits for debugging, or null
     void* decode_workspace = nullptr;
-    const int32_t* arrays[2] = {nullptr, nullptr};
-    const int32_t* table[2] = {nullptr, nullptr};  ///< [sequences, table_stride]
+    StepBegin begin;                ///< the first kernel; what the shape decides is filled in for each pass
+    const int32_t* decode_table = nullptr;   ///< [sequences, table_stride]
+    const int32_t* prefill_table = nullptr;  ///< the same
     uint32_t table_stride = 0;
+    uint32_t* counter = nullptr;    ///< number of the step under way
 };
 
 /// The kernels of one step, from token ids to sampled ids. Only launches; may be captured.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -27,19 +29,27 @@ bool has_penalties(const wire::Sampling& s) {
            s.frequency_penalty != 0.0f;
 }
 
-/// What the device's counts of a state row hold.
+/// What the device's counts of a state row hold, and whose the row is.
 struct Counted {
     wire::SeqRef ref;
-    size_t emitted = 0;  ///< ids counted once all steps prepared so far have run
+    size_t emitted = 0;  ///< ids counted once all steps described so far have run
     bool valid = false;
+    uint32_t user = 0;   ///< another one for each sequence that took the state row
 };
 
-/// One step's pinned memory and its copies on the device.
+/// Whose settings a row of an upload holds. Where they are wanted again, only the position changes.
+struct Held {
+    uint32_t state = 0;
+    uint32_t user = 0;
+    uint32_t position = 0;
+    bool plain = false;  ///< nothing in it depends on what was emitted
+};
+
+/// The page-locked memory of a step.
 struct Step {
-    PinnedBuffer upload, heads, tops, counts;
-    DeviceBuffer device_upload, device_heads, device_tops;
-    std::vector<int32_t> wanted;  ///< of each row prepared: top_logprobs
-    bool any_top = false;
+    PinnedBuffer upload, counts;
+    std::vector<Held> held;       ///< of each row of `upload`
+    std::vector<int32_t> wanted;  ///< of each row described: top_logprobs
 };
 
 class DeviceSampler final : public Sampler {
@@ -48,16 +58,20 @@ class DeviceSampler final : public Sampler {
         : vocab_(vocab),
           rows_max_(rows_max),
           stride_((vocab + sampling::kChunk - 1) / sampling::kChunk * sampling::kChunk),
+          edits_at_(sampling::kRowsAt + rows_max * static_cast<uint32_t>(sizeof(Row))),
           counted_(states),
           edit_of_(vocab, 0),
           edit_stamp_(vocab, 0) {}
 
     Expected<void> allot();
-    Expected<void> prepare(cudaStream_t stream, uint32_t buffer,
+    Expected<void> describe(cudaStream_t stream, uint32_t step,
+                            std::span<const SampleRequest> rows) override;
+    [[nodiscard]] SampleUpload upload() const override;
+    Expected<void> prepare(cudaStream_t stream, uint32_t step,
                            std::span<const SampleRequest> rows) override;
-    cudaError_t run(const Launch& launch, uint32_t buffer, float* logits, uint32_t rows) override;
-    cudaError_t fetch(cudaStream_t stream, uint32_t buffer) override;
-    void take(uint32_t buffer, std::vector<wire::Token>& tokens) override;
+    cudaError_t run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter) override;
+    [[nodiscard]] bool ready(uint32_t step) const override;
+    void take(uint32_t step, std::vector<wire::Token>& tokens) override;
     [[nodiscard]] const int32_t* last() const override { return last_.as<int32_t>(); }
     [[nodiscard]] size_t bytes() const override;
     void limit_list(uint32_t list_max) override {
@@ -66,6 +80,11 @@ class DeviceSampler final : public Sampler {
 
   private:
     Row describe_row(const SampleRequest& request) const;
+    Expected<void> describe_anew(cudaStream_t stream, Step& step, const SampleRequest& request, size_t at,
+                                 uint32_t& edits, uint32_t& staged);
+    [[nodiscard]] const sampling::Head* heads(uint32_t step) const {
+        return heads_.as<sampling::Head>() + size_t{step % kBuffers} * rows_max_;
+    }
     Expected<uint32_t> add_edits(const SampleRequest& request, Edit* edits);
     Expected<void> keep_counts(cudaStream_t stream, Step& step, const SampleRequest& request,
                                uint32_t& staged);
@@ -75,8 +94,10 @@ class DeviceSampler final : public Sampler {
     uint32_t vocab_;
     uint32_t rows_max_;
     uint32_t stride_;  ///< counts of a state row
+    uint32_t edits_at_;  ///< in an upload
     std::array<Step, kBuffers> steps_;
-    DeviceBuffer counts_, last_, work_;
+    PinnedBuffer heads_, tops_, ended_;  ///< results, as in Args
+    DeviceBuffer counts_, last_, work_, upload_;
     sampling::Args args_{};
     std::vector<Counted> counted_;
     std::vector<uint32_t> edit_of_;  ///< of an id: its edit in the row whose stamp it bears
@@ -121,8 +142,9 @@ Expected<void> DeviceSampler::allot() {
     args_.chunks = stride_ / sampling::kChunk;
     args_.count_stride = stride_;
     limit_list(0);
-    const size_t upload =
-        sampling::kRowsAt + rows_max_ * (sizeof(Row) + sampling::kEditsMax * sizeof(Edit));
+    args_.edits_at = edits_at_;
+    args_.rows_max = rows_max_;
+    const size_t upload = edits_at_ + size_t{rows_max_} * sampling::kEditsMax * sizeof(Edit);
     const size_t states = counted_.size();
     BATON_TRY_ASSIGN(work_, DeviceBuffer::make(carve(args_, nullptr, rows_max_), "sampling"));
     carve(args_, work_.data(), rows_max_);
@@ -131,22 +153,28 @@ Expected<void> DeviceSampler::allot() {
     BATON_TRY_ASSIGN(last_, DeviceBuffer::make(states * sizeof(int32_t), "sampled tokens"));
     args_.counts = counts_.as<uint16_t>();
     args_.last = last_.as<int32_t>();
+    const size_t results = size_t{kBuffers} * rows_max_;
+    BATON_TRY_ASSIGN(heads_, PinnedBuffer::make(results * sizeof(sampling::Head)));
+    BATON_TRY_ASSIGN(tops_, PinnedBuffer::make(results * sizeof(sampling::Top)));
+    BATON_TRY_ASSIGN(ended_, PinnedBuffer::make(kBuffers * sizeof(uint32_t)));
+    // A number that no step has before four billion others.
+    std::memset(heads_.data(), 0xff, heads_.size());
+    std::memset(ended_.data(), 0xff, ended_.size());
+    args_.heads = heads_.as<sampling::Head>();
+    args_.tops = tops_.as<sampling::Top>();
+    args_.ended = ended_.as<uint32_t>();
     for (Step& step : steps_) {
         BATON_TRY_ASSIGN(step.upload, PinnedBuffer::make(upload));
-        BATON_TRY_ASSIGN(step.heads, PinnedBuffer::make(rows_max_ * sizeof(sampling::Head)));
-        BATON_TRY_ASSIGN(step.tops, PinnedBuffer::make(rows_max_ * sizeof(sampling::Top)));
+        std::memset(step.upload.data(), 0, step.upload.size());
         BATON_TRY_ASSIGN(step.counts,
                          PinnedBuffer::make(size_t{kStaged} * stride_ * sizeof(uint16_t)));
-        BATON_TRY_ASSIGN(step.device_upload, DeviceBuffer::make(upload, "sampling settings"));
-        BATON_TRY_ASSIGN(step.device_heads,
-                         DeviceBuffer::make(rows_max_ * sizeof(sampling::Head), "sampled tokens"));
-        BATON_TRY_ASSIGN(step.device_tops,
-                         DeviceBuffer::make(rows_max_ * sizeof(sampling::Top), "logprobs"));
+        step.held.resize(rows_max_);
         step.wanted.reserve(rows_max_);
-        // A graph that runs before anything was prepared finds no rows.
-        BATON_CUDA_TRY(cudaMemset(step.device_upload.data(), 0, sampling::kRowsAt),
-                       "clearing the sampler's memory");
     }
+    BATON_TRY_ASSIGN(upload_, DeviceBuffer::make(upload, "sampling settings"));
+    args_.upload = upload_.data();
+    // A graph that runs before anything was described finds no rows.
+    BATON_CUDA_TRY(cudaMemset(upload_.data(), 0, upload_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(work_.data(), 0, work_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(counts_.data(), 0, counts_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(last_.data(), 0, last_.size()), "clearing the sampler's memory");
@@ -155,10 +183,19 @@ Expected<void> DeviceSampler::allot() {
 }
 
 size_t DeviceSampler::bytes() const {
-    size_t sum = work_.size() + counts_.size() + last_.size();
-    for (const Step& step : steps_)
-        sum += step.device_upload.size() + step.device_heads.size() + step.device_tops.size();
-    return sum;
+    return work_.size() + counts_.size() + last_.size() + upload_.size();
+}
+
+SampleUpload DeviceSampler::upload() const {
+    SampleUpload u;
+    for (uint32_t i = 0; i < kBuffers; ++i) u.from[i] = steps_[i].upload.data();
+    u.to = upload_.data();
+    u.head = sampling::kRowsAt;
+    u.row = sizeof(Row);
+    u.edits_at = edits_at_;
+    u.edits_count = offsetof(sampling::Header, edits);
+    u.edit = sizeof(Edit);
+    return u;
 }
 
 Row DeviceSampler::describe_row(const SampleRequest& request) const {
@@ -258,78 +295,97 @@ Expected<void> DeviceSampler::keep_counts(cudaStream_t stream, Step& step,
     return {};
 }
 
-Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t buffer,
-                                      std::span<const SampleRequest> rows) {
-    if (buffer >= kBuffers || rows.size() > rows_max_)
-        return fail(ErrorCode::kInternal, "the sampler has room for " + std::to_string(rows_max_) +
-                                              " rows, not " + std::to_string(rows.size()));
-    Step& step = steps_[buffer];
-    auto* base = step.upload.as<std::byte>();
-    auto* out = reinterpret_cast<Row*>(base + sampling::kRowsAt);
-    const size_t edits_at = sampling::kRowsAt + rows.size() * sizeof(Row);
-    auto* edits = reinterpret_cast<Edit*>(base + edits_at);
-    uint32_t edits_count = 0, staged = 0;
-    step.wanted.clear();
-    step.any_top = false;
-    for (size_t i = 0; i < rows.size(); ++i) {
-        const SampleRequest& request = rows[i];
-        if (request.sequence == nullptr || request.state >= counted_.size())
-            return fail(ErrorCode::kInternal,
-                        "a row to sample has no sequence or a state row that does not exist");
-        out[i] = describe_row(request);
-        BATON_TRY_ASSIGN(out[i].edits, add_edits(request, edits + edits_count));
-        out[i].edit_first = edits_count;
-        edits_count += out[i].edits;
-        if (out[i].penalties != 0)
-            BATON_TRY(keep_counts(stream, step, request, staged));
-        else
-            counted_[request.state].valid = false;
-        step.wanted.push_back(out[i].top);
-        step.any_top = step.any_top || out[i].top > 0;
-    }
-    *reinterpret_cast<sampling::Header*>(base) = {static_cast<uint32_t>(rows.size()),
-                                                  static_cast<uint32_t>(edits_at)};
-    BATON_CUDA_TRY(
-        cudaMemcpyAsync(step.device_upload.data(), base, edits_at + edits_count * sizeof(Edit),
-                        cudaMemcpyHostToDevice, stream),
-        "uploading sampling settings");
+Expected<void> DeviceSampler::describe_anew(cudaStream_t stream, Step& step,
+                                            const SampleRequest& request, size_t at,
+                                            uint32_t& edits, uint32_t& staged) {
+    if (request.sequence == nullptr || request.state >= counted_.size())
+        return fail(ErrorCode::kInternal,
+                    "a row to sample has no sequence or a state row that does not exist");
+    Counted& counted = counted_[request.state];
+    if (request.pending == 0) ++counted.user;
+    Row& row = reinterpret_cast<Row*>(step.upload.data() + sampling::kRowsAt)[at];
+    row = describe_row(request);
+    BATON_TRY_ASSIGN(row.edits,
+                     add_edits(request, reinterpret_cast<Edit*>(step.upload.data() + edits_at_) + edits));
+    row.edit_first = edits;
+    edits += row.edits;
+    if (row.penalties != 0) BATON_TRY(keep_counts(stream, step, request, staged));
+    else counted.valid = false;
+    step.wanted.push_back(row.top);
+    step.held[at] = {request.state, counted.user, request.position,
+                     request.position != 0 && row.edits == 0 && row.penalties == 0};
     return {};
 }
 
-cudaError_t DeviceSampler::run(const Launch& launch, uint32_t buffer, float* logits,
-                               uint32_t rows) {
-    if (buffer >= kBuffers || rows > rows_max_) return cudaErrorInvalidValue;
+Expected<void> DeviceSampler::describe(cudaStream_t stream, uint32_t step_number,
+                                       std::span<const SampleRequest> rows) {
+    if (rows.size() > rows_max_)
+        return fail(ErrorCode::kInternal, "the sampler has room for " + std::to_string(rows_max_) +
+                                              " rows, not " + std::to_string(rows.size()));
+    Step& step = steps_[step_number % kBuffers];
+    auto* out = reinterpret_cast<Row*>(step.upload.data() + sampling::kRowsAt);
+    uint32_t edits = 0, staged = 0;
+    step.wanted.clear();
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const SampleRequest& request = rows[i];
+        Held& held = step.held[i];
+        // A pending token is of the sequence that had the state row before.
+        if (held.plain && request.pending != 0 && held.state == request.state &&
+            held.user == counted_[held.state].user) {
+            out[i].position += request.position - held.position;
+            held.position = request.position;
+            step.wanted.push_back(out[i].top);
+            continue;
+        }
+        held.plain = false;
+        BATON_TRY(describe_anew(stream, step, request, i, edits, staged));
+    }
+    *reinterpret_cast<sampling::Header*>(step.upload.data()) = {static_cast<uint32_t>(rows.size()),
+                                                                step_number, edits, 0};
+    return {};
+}
+
+Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t step_number,
+                                      std::span<const SampleRequest> rows) {
+    BATON_TRY(describe(stream, step_number, rows));
+    const Step& step = steps_[step_number % kBuffers];
+    const uint32_t edits = reinterpret_cast<const sampling::Header*>(step.upload.data())->edits;
+    BATON_CUDA_TRY(cudaMemcpyAsync(upload_.data(), step.upload.data(), edits_at_ + edits * sizeof(Edit),
+                                   cudaMemcpyHostToDevice, stream),
+                   "uploading sampling settings");
+    return {};
+}
+
+cudaError_t DeviceSampler::run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter) {
+    if (rows > rows_max_) return cudaErrorInvalidValue;
     sampling::Args args = args_;
-    args.upload = steps_[buffer].device_upload.data();
-    args.heads = steps_[buffer].device_heads.as<sampling::Head>();
-    args.tops = steps_[buffer].device_tops.as<sampling::Top>();
     args.logits = logits;
+    args.step = counter;
     return sampling::launch_sample(launch, args, rows);
 }
 
-cudaError_t DeviceSampler::fetch(cudaStream_t stream, uint32_t buffer) {
-    if (buffer >= kBuffers) return cudaErrorInvalidValue;
-    Step& step = steps_[buffer];
-    const size_t n = step.wanted.size();
-    if (n == 0) return cudaSuccess;
-    const cudaError_t status =
-        cudaMemcpyAsync(step.heads.as<void>(), step.device_heads.data(), n * sizeof(sampling::Head),
-                        cudaMemcpyDeviceToHost, stream);
-    if (status != cudaSuccess || !step.any_top) return status;
-    return cudaMemcpyAsync(step.tops.as<void>(), step.device_tops.data(), n * sizeof(sampling::Top),
-                           cudaMemcpyDeviceToHost, stream);
+bool DeviceSampler::ready(uint32_t step) const {
+    const size_t rows = steps_[step % kBuffers].wanted.size();
+    const auto seen = [step](const uint32_t& word) {
+        return std::atomic_ref(const_cast<uint32_t&>(word)).load(std::memory_order_acquire) == step;
+    };
+    if (rows == 0) return seen(ended_.as<uint32_t>()[step % kBuffers]);
+    const sampling::Head* head = heads(step);
+    for (size_t i = rows; i-- > 0;)
+        if (!seen(head[i].step)) return false;
+    return true;
 }
 
-void DeviceSampler::take(uint32_t buffer, std::vector<wire::Token>& tokens) {
-    const Step& step = steps_[buffer];
-    const auto* heads = step.heads.as<sampling::Head>();
-    const auto* tops = step.tops.as<sampling::Top>();
+void DeviceSampler::take(uint32_t step_number, std::vector<wire::Token>& tokens) {
+    const Step& step = steps_[step_number % kBuffers];
+    const sampling::Head* head = heads(step_number);
+    const auto* tops = tops_.as<sampling::Top>() + size_t{step_number % kBuffers} * rows_max_;
     tokens.clear();
     for (size_t i = 0; i < step.wanted.size(); ++i) {
         wire::Token& token = tokens.emplace_back();
-        token.id = heads[i].id;
+        token.id = head[i].id;
         if (step.wanted[i] < 0) continue;
-        token.logprob = heads[i].logprob;
+        token.logprob = head[i].logprob;
         if (step.wanted[i] == 0) continue;
         const uint32_t n = std::min(tops[i].count, kTopMax);
         for (uint32_t k = 0; k < n; ++k) token.top.emplace_back(tops[i].id[k], tops[i].logprob[k]);

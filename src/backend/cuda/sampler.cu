@@ -18,6 +18,16 @@ __global__ void count_kernel(uint16_t* counts, const int32_t* last, uint32_t voc
     if (id < vocab && (counts[id] & (kInPrompt - 1u)) != kInPrompt - 1u) ++counts[id];
 }
 
+/// The end of a step that samples nothing.
+__global__ void end_kernel(const __grid_constant__ Args a) {
+    dev::launch_dependents();
+    dev::wait_for_earlier();
+    __threadfence_system();
+    const uint32_t step = step_of(a);
+    a.ended[step & 1] = step;
+    if (a.step != nullptr) ++*a.step;
+}
+
 /// CTAs a row so that all rows together have about `wanted`, when a CTA takes at least
 /// `chunks_each` chunks.
 uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint32_t rows) {
@@ -28,7 +38,7 @@ uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint
 }  // namespace
 
 cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows) {
-    if (rows == 0) return cudaSuccess;
+    if (rows == 0) return start(launch, end_kernel, dim3(1), 1, 0, 1, args);
     const auto run = [&](void (*kernel)(Args), uint32_t ctas, uint32_t threads) {
         return start(launch, kernel, dim3(ctas, rows), threads, 0, 1, args);
     };

@@ -17,8 +17,22 @@ constexpr uint32_t kTopMax = 20;  ///< top_logprobs
 /// A row to sample: whose, and what is not in its emitted ids yet.
 struct SampleRequest {
     const wire::Sequence* sequence = nullptr;
-    uint32_t state = 0;    ///< < states
-    uint32_t pending = 0;  ///< 0 or 1, as backend::Slice
+    uint32_t state = 0;     ///< < states
+    uint32_t pending = 0;   ///< 0 or 1, as backend::Slice
+    uint32_t position = 0;  ///< of the token to sample, or 0: then all that is uploaded is made anew each time
+};
+
+/// What a step's settings are in page-locked memory, of steps of even and of odd number, and where they belong on the
+/// device: `head` bytes and `row` bytes for each row; then, at `edits_at` of both, as many bytes as the uint32_t at
+/// `edits_count` of `from` says times `edit`.
+struct SampleUpload {
+    const std::byte* from[2] = {nullptr, nullptr};
+    std::byte* to = nullptr;
+    uint32_t head = 0;
+    uint32_t row = 0;
+    uint32_t edits_at = 0;
+    uint32_t edits_count = 0;
+    uint32_t edit = 0;
 };
 
 /// Samples on the device by the rules of sched::sample (same order: logit bias, penalties,
@@ -37,23 +51,26 @@ class Sampler {
     static Expected<std::unique_ptr<Sampler>> create(uint32_t vocab, uint32_t rows_max,
                                                      uint32_t states);
     virtual ~Sampler() = default;
-    /// Fills the upload of one step in pinned memory (`buffer` 0 or 1: two steps may be in flight)
-    /// and enqueues its copy and, for a state row that a new sequence took, the rebuilding of its
-    /// counts. Not captured. `stream` must be the one `run` is used on, or one that it waits for
-    /// and that waits for the step before. Errors: more rows, states or edited ids than there is
-    /// room for; CUDA's.
-    virtual Expected<void> prepare(cudaStream_t stream, uint32_t buffer,
+    /// Writes the settings of step `step` into page-locked memory; up to two steps of following numbers may be under way. For
+    /// a state row that a new sequence took, enqueues on `stream`, which is the one `run` is used on, the rebuilding of its
+    /// counts. Not captured. Errors: more rows, states or edited ids than there is room for; CUDA's.
+    virtual Expected<void> describe(cudaStream_t stream, uint32_t step,
+                                    std::span<const SampleRequest> rows) = 0;
+    /// What a kernel ahead of `run` must bring to the device.
+    [[nodiscard]] virtual SampleUpload upload() const = 0;
+    /// describe, and a copy that does what that kernel would. Not captured.
+    virtual Expected<void> prepare(cudaStream_t stream, uint32_t step,
                                    std::span<const SampleRequest> rows) = 0;
-    /// logits [rows, vocab] f32 on the device → last[state] and the result buffer. Reads everything
-    /// else from device memory that prepare filled, so a captured graph serves any settings; rows
-    /// beyond those prepared are skipped. Logits may be changed.
-    virtual cudaError_t run(const Launch& launch, uint32_t buffer, float* logits,
-                            uint32_t rows) = 0;
-    /// Enqueues the copy of the results to pinned memory. Not captured.
-    virtual cudaError_t fetch(cudaStream_t stream, uint32_t buffer) = 0;
-    /// After the stream has passed fetch: the tokens of the rows prepared, with logprobs where
-    /// wanted.
-    virtual void take(uint32_t buffer, std::vector<wire::Token>& tokens) = 0;
+    /// logits [rows, vocab] f32 on the device → last[state] and the results. Reads everything else from device memory, so a
+    /// captured graph serves any settings; rows beyond those described are skipped. Logits may be changed. With no rows it
+    /// only says that the step has ended. `counter`, on the device, is counted up by one; may be null.
+    virtual cudaError_t run(const Launch& launch, float* logits, uint32_t rows,
+                            uint32_t* counter) = 0;
+    /// Whether the results of a step described last or last but one are there: all of it has run but for its last kernel's end.
+    /// Asks no driver: a device that failed is never ready.
+    [[nodiscard]] virtual bool ready(uint32_t step) const = 0;
+    /// The tokens of the rows described, with logprobs where wanted, of a step that is ready.
+    virtual void take(uint32_t step, std::vector<wire::Token>& tokens) = 0;
     /// Device array [states]: the id last sampled for each state row.
     [[nodiscard]] virtual const int32_t* last() const = 0;
     /// Bytes of device memory it holds.

@@ -23,8 +23,15 @@ __device__ __forceinline__ const Row& row_of(const Args& a, uint32_t at) {
     return reinterpret_cast<const Row*>(a.upload + kRowsAt)[at];
 }
 __device__ __forceinline__ const Edit* edits_of(const Args& a) {
-    return reinterpret_cast<const Edit*>(a.upload +
-                                         reinterpret_cast<const Header*>(a.upload)->edits_at);
+    return reinterpret_cast<const Edit*>(a.upload + a.edits_at);
+}
+/// Number of the step that is sampled.
+__device__ __forceinline__ uint32_t step_of(const Args& a) {
+    return reinterpret_cast<const Header*>(a.upload)->step;
+}
+/// Where a row's result goes.
+__device__ __forceinline__ size_t result_of(const Args& a, uint32_t at) {
+    return static_cast<size_t>(step_of(a) & 1) * a.rows_max + at;
 }
 
 /// NaN counts as minus infinity.
@@ -339,20 +346,19 @@ __device__ inline uint64_t top_p_units(const Row& row, uint64_t kept) {
     return want >= 1.0 ? __double2ull_rn(want) : 1;
 }
 
-/// Hands the row's token over. All threads of one block call, after every reader of the row's
-/// counts.
-__device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
+/// Writes eight bytes that the host may be waiting for, as one.
+__device__ __forceinline__ void store_for_host(void* to, uint32_t low, uint32_t high) {
+    const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+#else
+    *static_cast<uint64_t*>(to) = both;
+#endif
+}
+
+/// The logprob of the row's token. All threads of one block call; the first has it.
+__device__ __noinline__ float logprob_of(const Args& a, const Row& row, uint32_t at, uint32_t id) {
     __shared__ float raw;
-    if (threadIdx.x == 0) {
-        a.heads[at].id = static_cast<int32_t>(id);
-        a.last[row.state] = static_cast<int32_t>(id);
-        a.states[at].todo = Todo::kNothing;
-        if (row.penalties != 0) {
-            uint16_t& count = a.counts[static_cast<size_t>(row.state) * a.count_stride + id];
-            if ((count & (kInPrompt - 1u)) != kInPrompt - 1u) ++count;
-        }
-    }
-    if (row.top < 0) return;
     if (threadIdx.x == 0) raw = __ldcg(a.logits + static_cast<size_t>(at) * a.vocab + id);
     __syncthreads();
     const Edit* edits = edits_of(a);
@@ -360,13 +366,30 @@ __device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t 
         if (edits[row.edit_first + e].id == static_cast<int32_t>(id))
             raw = __ldcg(a.raw_saved + row.edit_first + e);
     __syncthreads();
-    if (threadIdx.x != 0) return;
     const float value = without_nan(raw);
     const RowState& state = a.states[at];
-    a.heads[at].logprob =
-        !isfinite(state.raw_max)
-            ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
-            : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+    return !isfinite(state.raw_max)
+               ? (value == state.raw_max && value > 0 ? 0.0f : kLogprobMin)
+               : fmaxf(static_cast<float>(static_cast<double>(value) - state.raw_log), kLogprobMin);
+}
+
+/// Hands the row's token over. All threads of one block call, after every reader of the row's
+/// counts.
+__device__ __noinline__ void finish_row(const Args& a, const Row& row, uint32_t at, uint32_t id) {
+    const float logprob = row.top < 0 ? 0.0f : logprob_of(a, row, at, id);
+    if (threadIdx.x != 0) return;
+    a.last[row.state] = static_cast<int32_t>(id);
+    a.states[at].todo = Todo::kNothing;
+    if (row.penalties != 0) {
+        uint16_t& count = a.counts[static_cast<size_t>(row.state) * a.count_stride + id];
+        if ((count & (kInPrompt - 1u)) != kInPrompt - 1u) ++count;
+    }
+    Head& head = a.heads[result_of(a, at)];
+    if (row.top >= 0) {
+        head.logprob = logprob;
+        __threadfence_system();  // the likeliest tokens, where wanted, and this come first
+    }
+    store_for_host(&head, id, step_of(a));
 }
 
 }  // namespace baton::backend::cuda::sampling

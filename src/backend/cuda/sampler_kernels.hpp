@@ -61,17 +61,22 @@ struct Edit {
     float bias;
 };
 
-/// What begins the upload; rows follow at kRowsAt, then edits.
-struct Header {
+/// What begins the upload; rows follow at kRowsAt, then, at Args::edits_at, edits.
+struct alignas(16) Header {
     uint32_t rows;
-    uint32_t edits_at;  ///< bytes from the begin of the upload
+    uint32_t step;   ///< number of the step, which its results bear
+    uint32_t edits;  ///< of all rows
+    uint32_t unused;
 };
 constexpr uint32_t kRowsAt = 64;
 
-/// The result of a row.
-struct Head {
+/// The result of a row in page-locked memory. `id` and `step` are written last and as one, so that the host knows by the
+/// step's number that all is there.
+struct alignas(16) Head {
     int32_t id;
+    uint32_t step;
     float logprob;
+    uint32_t unused;
 };
 /// Its largest raw logits' ids and logprobs, where wanted.
 struct Top {
@@ -113,8 +118,12 @@ struct Args {
     float* logits;     ///< [rows, vocab]
     uint16_t* counts;  ///< [states, count_stride]
     int32_t* last;     ///< [states]
-    Head* heads;
-    Top* tops;
+    uint32_t edits_at;  ///< bytes from the begin of the upload
+    uint32_t rows_max;
+    Head* heads;       ///< page-locked, [2, rows_max]: of steps of even and of odd number
+    Top* tops;         ///< the same
+    uint32_t* ended;   ///< page-locked, [2]: a step without rows leaves its number here
+    uint32_t* step;    ///< on the device, or null: number of the step under way, counted up at its end
     RowState* states;
     uint64_t* keys;        ///< [chunks] largest adjusted logit of each chunk and its id
     uint64_t* masses;      ///< [chunks] weight of each chunk
@@ -131,7 +140,7 @@ struct Args {
     uint32_t list_max;  ///< at most kList; lower in tests
 };
 
-/// Enqueues the kernels that sample `rows` rows.
+/// Enqueues the kernels that sample `rows` rows; without any, one that says that the step has ended.
 cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows);
 /// Enqueues the addition of *last to a row of counts.
 cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last,

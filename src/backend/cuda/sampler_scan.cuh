@@ -108,7 +108,7 @@ __device__ __noinline__ void list_top(const Args& a, const Row& row, uint32_t at
     __syncthreads();
     const RowState& state = a.states[at];
     const bool finite = isfinite(state.raw_max);
-    Top& top = a.tops[at];
+    Top& top = a.tops[result_of(a, at)];
     for (uint32_t i = threadIdx.x; i < count; i += kScanThreads) {
         uint32_t rank = 0;
         for (uint32_t j = 0; j < count; ++j) rank += found[j] > found[i] ? 1 : 0;

@@ -8,8 +8,6 @@ namespace baton::backend::cuda {
 
 namespace {
 
-constexpr uint32_t kPromptBuckets[] = {16, 32, 48, 64, 96, 128, 192, 256, 384, 512};  // rows of a short prompt's graph
-
 tl::unexpected<Error> invalid(std::string message) {
     return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
@@ -18,33 +16,50 @@ uint32_t blocks_of(uint32_t tokens, uint32_t block_tokens) {
     return (tokens + block_tokens - 1) / block_tokens;
 }
 
-/// Room for any step: every row a sequence with logits.
+/// Room for any step.
 uint32_t array_values(const StepLimits& limits) {
     StepShape widest;
-    widest.rows = std::max(limits.tokens_max, limits.slices_max);
-    widest.prefill = limits.slices_max;
-    widest.logits = limits.slices_max;
+    widest.rows = limits.rows_max();
+    widest.decode = widest.prefill = widest.logits = widest.words = limits.slices_max;
     widest.gather = true;
-    widest.words = limits.slices_max;
     return array_offsets(widest).total;
 }
 
 size_t table_values(const StepLimits& limits) {
-    return size_t{limits.slices_max} * blocks_of(limits.positions_max, limits.block_tokens);
+    return size_t{2} * limits.slices_max * blocks_of(limits.positions_max, limits.block_tokens);
 }
+
+std::vector<uint32_t> up_to(std::initializer_list<uint32_t> sizes, uint32_t last) {
+    std::vector<uint32_t> buckets;
+    for (const uint32_t size : sizes)
+        if (size < last) buckets.push_back(size);
+    buckets.push_back(last);
+    return buckets;
+}
+
+/// Steps of many rows are padded by an eighth at most, and mostly to whole tiles of the products, which cost nothing.
+std::vector<uint32_t> row_buckets(uint32_t last) {
+    std::vector<uint32_t> buckets = up_to({16, 32, 48, 64, 96}, last);
+    buckets.pop_back();
+    for (uint32_t rows = 128, step = 64; rows < last; rows += step) {
+        buckets.push_back(rows);
+        step = rows >= 4096 ? 512 : rows >= 2048 ? 256 : rows >= 512 ? 128 : 64;
+    }
+    buckets.push_back(last);
+    return buckets;
+}
+
+/// The first bucket that n fits into.
+uint32_t up(const std::vector<uint32_t>& buckets, uint32_t n) { return *std::lower_bound(buckets.begin(), buckets.end(), n); }
 
 }  // namespace
 
 std::vector<uint32_t> batch_buckets(uint32_t slices_max) {
-    std::vector<uint32_t> buckets;
-    for (const uint32_t b : {1u, 2u, 4u, 8u, 16u, 24u, 32u, 48u, 64u, 96u, 128u, 192u, 256u, 384u, 512u, 768u})
-        if (b < slices_max) buckets.push_back(b);
-    buckets.push_back(slices_max);
-    return buckets;
+    return up_to({1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768}, slices_max);
 }
 
 size_t StepInput::bytes(const StepLimits& limits) {
-    return 2 * sizeof(int32_t) * (array_values(limits) + table_values(limits));
+    return sizeof(int32_t) * (array_values(limits) + table_values(limits));
 }
 
 Expected<StepInput> StepInput::make(const StepLimits& limits) {
@@ -52,17 +67,24 @@ Expected<StepInput> StepInput::make(const StepLimits& limits) {
     input.limits_ = limits;
     input.stride_ = blocks_of(limits.positions_max, limits.block_tokens);
     input.array_values_ = array_values(limits);
-    for (uint32_t b = 0; b < 2; ++b) {
-        BATON_TRY_ASSIGN(input.host_[b],
-                         PinnedBuffer::make(size_t{input.array_values_} * sizeof(int32_t) + table_values(limits) * sizeof(int2)));
-        BATON_TRY_ASSIGN(input.device_[b], DeviceBuffer::make(size_t{input.array_values_} * sizeof(int32_t), "the steps' input"));
-        BATON_TRY_ASSIGN(input.table_[b], DeviceBuffer::make(table_values(limits) * sizeof(int32_t), "the block tables"));
-        BATON_CUDA_TRY(cudaMemset(input.table_[b].data(), 0, input.table_[b].size()), "the block tables");
-        input.mirror_[b].assign(table_values(limits), 0);
+    const size_t patches = std::max<size_t>(table_values(limits), StepBegin::kPatchesRead);
+    for (PinnedBuffer& host : input.host_) {
+        BATON_TRY_ASSIGN(host, PinnedBuffer::make(sizeof(StepHeader) + size_t{input.array_values_} * sizeof(int32_t) + patches * sizeof(int2)));
+        std::memset(host.data(), 0, host.size());
     }
-    input.buckets_ = batch_buckets(limits.slices_max);
+    BATON_TRY_ASSIGN(input.device_, DeviceBuffer::make(size_t{input.array_values_} * sizeof(int32_t), "the steps' input"));
+    BATON_TRY_ASSIGN(input.table_, DeviceBuffer::make(table_values(limits) * sizeof(int32_t), "the block tables"));
+    BATON_CUDA_TRY(cudaMemset(input.table_.data(), 0, input.table_.size()), "the block tables");
+    input.mirror_.assign(table_values(limits), 0);
+    input.decode_buckets_ = batch_buckets(limits.slices_max);
+    input.row_buckets_ = row_buckets(limits.rows_max());
+    input.mixed_buckets_ = up_to({8, 32, 64, 128, 192, 256, 512}, limits.slices_max);
+    input.prompt_buckets_ = up_to({1, 4, 16, 64}, limits.slices_max);
+    input.logits_buckets_ = up_to({1, 8, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768}, limits.slices_max);
     input.first_row_.reserve(limits.slices_max);
     input.arrangement_.order.reserve(limits.slices_max);
+    input.owners_.resize(size_t{2} * limits.slices_max);
+    input.users_.resize(limits.slices_max);
     input.written_.assign(limits.blocks, 0);
     input.states_.assign(limits.slices_max, 0);
     return input;
@@ -94,7 +116,8 @@ Expected<void> StepInput::check_slice(const Slice& s, size_t index, uint64_t row
     if (end > limits_.positions_max) return invalid(where() + " goes beyond the context of the model");
     if (s.blocks.size() < blocks_of(static_cast<uint32_t>(end), limits_.block_tokens)) return invalid(where() + " has too few blocks");
     BlockId last = 0;
-    for (const BlockId block : s.blocks.first(blocks_of(static_cast<uint32_t>(end), limits_.block_tokens))) last = std::max(last, block);
+    const uint32_t used = blocks_of(static_cast<uint32_t>(end), limits_.block_tokens);
+    for (uint32_t b = s.state < limits_.slices_max ? blocks_known(s) : 0; b < used; ++b) last = std::max(last, s.blocks[b]);
     if (last >= limits_.blocks) return invalid(where() + " names a block outside the pool");
     if (s.state >= limits_.slices_max) return invalid(where() + " names a state row that is not there");
     if (s.logits && s.sequence == nullptr) return invalid(where() + " wants logits but names no sequence");
@@ -102,115 +125,152 @@ Expected<void> StepInput::check_slice(const Slice& s, size_t index, uint64_t row
     return {};
 }
 
+/// Blocks of the slice that are those of its step before, and so were checked. Only a pending row has had one.
+uint32_t StepInput::blocks_known(const Slice& s) const { return s.pending == 0 ? 0 : users_[s.state].blocks; }
+
 /// A block that one slice writes in this step may be neither written nor read by another (the latter is looked at where
 /// prompts are computed, when whole blocks change); no two slices share a state row.
 Expected<void> StepInput::check_writers(const Batch& batch) {
-    ++step_;
+    ++checked_;
     const uint32_t bt = limits_.block_tokens;
     bool prompts = false;
     for (const Slice& s : batch.slices) {
         prompts = prompts || s.tokens > 1;
-        if (states_[s.state] == step_) return invalid("two slices use one state row");
-        states_[s.state] = step_;
+        if (states_[s.state] == checked_) return invalid("two slices use one state row");
+        states_[s.state] = checked_;
         for (uint32_t b = s.position / bt; b <= (s.position + s.tokens - 1) / bt; ++b) {
-            if (written_[s.blocks[b]] == step_) return invalid("two slices write one block");
-            written_[s.blocks[b]] = step_;
+            if (written_[s.blocks[b]] == checked_) return invalid("two slices write one block");
+            written_[s.blocks[b]] = checked_;
         }
     }
     if (!prompts) return {};
     for (const Slice& s : batch.slices)
         for (uint32_t b = 0; b < s.position / bt; ++b)
-            if (written_[s.blocks[b]] == step_) return invalid("a slice reads a block that one writes");
+            if (written_[s.blocks[b]] == checked_) return invalid("a slice reads a block that one writes");
     return {};
 }
 
-const Arrangement& StepInput::arrange(const Batch& batch, uint32_t buffer) {
+const Arrangement& StepInput::arrange(const Batch& batch) {
     Arrangement& a = arrangement_;
     a.order.clear();
     a.shape = {};
-    a.shape.buffer = buffer;
-    a.kv_max = 0;
+    a.decode = a.kv_max = 0;
     first_row_.clear();
-    uint32_t row = 0;
+    uint32_t row = 0, longest = 0;
     for (uint32_t i = 0; i < batch.slices.size(); ++i) {
         const Slice& s = batch.slices[i];
         first_row_.push_back(row);
         row += s.tokens;
+        longest = std::max(longest, s.tokens);
         a.shape.words += s.progress != nullptr ? 1 : 0;
         a.shape.logits += s.logits ? 1 : 0;
         if (s.tokens > 1 || limits_.deterministic) continue;
         a.order.push_back(i);
-        ++a.shape.decode;
+        ++a.decode;
         a.kv_max = std::max(a.kv_max, s.position + 1);
     }
-    for (uint32_t i = 0; i < batch.slices.size(); ++i) {
-        const Slice& s = batch.slices[i];
-        if (s.tokens == 1 && !limits_.deterministic) continue;
-        a.order.push_back(i);
-        ++a.shape.prefill;
-        a.shape.prefill_rows_max = std::max(a.shape.prefill_rows_max, s.tokens);
-    }
+    if (a.order.size() < batch.slices.size())
+        for (uint32_t i = 0; i < batch.slices.size(); ++i)
+            if (batch.slices[i].tokens > 1 || limits_.deterministic) a.order.push_back(i);
     a.shape.rows = row;
-    pad_to_bucket(batch);
+    a.shape.prefill_rows_max = longest;
+    pad_shape(batch);
     return a;
 }
 
-/// Steps that come again and again get one of few shapes: decode rows alone, and one prompt that is short (it would be bound
-/// by the launches; where more is computed, they are hidden behind it).
-void StepInput::pad_to_bucket(const Batch& batch) {
-    Arrangement& a = arrangement_;
-    const bool decode = a.shape.words == 0 && a.shape.logits == a.shape.rows && a.shape.rows == batch.slices.size();
-    const auto up = [](std::span<const uint32_t> buckets, uint32_t n) { return *std::lower_bound(buckets.begin(), buckets.end(), n); };
-    a.graph = decode;
-    a.shape.gather = !decode;
-    if (decode) {
-        a.shape.rows = a.shape.logits = up(buckets_, a.shape.rows);
-        (limits_.deterministic ? a.shape.prefill : a.shape.decode) = a.shape.rows;
-    } else if (batch.slices.size() == 1 && a.shape.prefill == 1 && a.shape.logits == 1 && !limits_.deterministic &&
-               a.shape.rows <= kPromptBuckets[std::size(kPromptBuckets) - 1] && up(kPromptBuckets, a.shape.rows) <= limits_.tokens_max) {
-        a.graph = true;
-        a.shape.rows = a.shape.prefill_rows_max = up(kPromptBuckets, a.shape.rows);
-        a.shape.words = 1;
+/// Makes the shape one of few, so that steps come again and again with the same one and a graph serves them.
+void StepInput::pad_shape(const Batch& batch) {
+    StepShape& shape = arrangement_.shape;
+    const auto slices = static_cast<uint32_t>(batch.slices.size());
+    const uint32_t prompts = slices - arrangement_.decode;
+    if (shape.words == 0 && shape.logits == shape.rows && shape.rows == slices) {  // one row a sequence, all of them sampled
+        shape.rows = shape.logits = up(decode_buckets_, slices);
+        (limits_.deterministic ? shape.prefill : shape.decode) = shape.rows;
+        return;
     }
+    // Attention for decode rows comes first and writes zeros for those that are padding; rows of prompts may lie there.
+    if (arrangement_.decode > 0) shape.decode = up(mixed_buckets_, arrangement_.decode);
+    if (prompts > 0) shape.prefill = up(prompt_buckets_, prompts);
+    shape.rows = up(row_buckets_, std::max({shape.rows, shape.decode, shape.prefill}));
+    if (shape.prefill_rows_max > 1) shape.prefill_rows_max = shape.rows;
+    shape.gather = shape.logits > 0;
+    if (shape.gather) shape.logits = up(logits_buckets_, shape.logits);
+    if (shape.words > 0) shape.words = up(prompt_buckets_, shape.words);
 }
 
-int2* StepInput::patches(uint32_t buffer) const {
-    return reinterpret_cast<int2*>(host_[buffer].as<int32_t>() + array_values_);
+int32_t* StepInput::arrays(uint32_t step) const { return reinterpret_cast<int32_t*>(host_[step & 1].data() + sizeof(StepHeader)); }
+
+int2* StepInput::patches(uint32_t step) const { return reinterpret_cast<int2*>(arrays(step) + array_values_); }
+
+void StepInput::finish(uint32_t step) {
+    reinterpret_cast<StepHeader*>(host_[step & 1].data())->patches = static_cast<uint32_t>(patch_ - patches(step));
 }
 
-void StepInput::patch_table(uint32_t buffer, uint32_t row, const Slice& slice) {
+void StepInput::describe(StepBegin& begin) const {
+    for (uint32_t i = 0; i < 2; ++i) begin.from[i] = host_[i].data();
+    begin.patches_at = sizeof(StepHeader) + array_values_ * static_cast<uint32_t>(sizeof(int32_t));
+    begin.arrays = device_.as<int32_t>();
+    begin.table = table_.as<int32_t>();
+}
+
+void StepInput::add_patch(size_t entry, int32_t block) {
+    mirror_[entry] = block;
+    *patch_++ = {static_cast<int>(entry), block};
+}
+
+void StepInput::patch_table(uint32_t row, const Slice& slice) {
     const uint32_t used = blocks_of(slice.position + slice.tokens, limits_.block_tokens);
+    Owner& user = users_[slice.state];
+    if (slice.pending == 0) ++user.user;
+    Owner& owner = owners_[row];
+    const bool stays = slice.pending != 0 && owner.state == slice.state && owner.user == user.user;
     const size_t first = size_t{row} * stride_;
-    int32_t* mirror = mirror_[buffer].data() + first;
-    if (std::memcmp(mirror, slice.blocks.data(), used * sizeof(int32_t)) == 0) return;
-    int2* out = patches(buffer);
-    for (uint32_t i = 0; i < used; ++i) {
+    for (uint32_t i = stays ? owner.blocks : 0; i < used; ++i) {
         const auto block = static_cast<int32_t>(slice.blocks[i]);
-        if (mirror[i] == block) continue;
-        mirror[i] = block;
-        out[patch_count_++] = {static_cast<int>(first + i), block};
+        if (mirror_[first + i] != block) add_patch(first + i, block);
+    }
+    owner = {slice.state, user.user, used};
+    user.blocks = used;
+}
+
+/// The arrays of a slice's rows, block by block.
+void StepInput::fill_slice(const Slice& s, const TokenId* tokens, const ArrayOffsets& at, uint32_t row, int32_t* out) const {
+    const uint32_t bt = limits_.block_tokens;
+    if (s.pending != 0) out[at.tokens + row] = -1;
+    else std::memcpy(out + at.tokens + row, tokens, s.tokens * sizeof(int32_t));
+    for (uint32_t t = 0; t < s.tokens;) {
+        const uint32_t position = s.position + t, inside = position % bt;
+        const uint32_t n = std::min(bt - inside, s.tokens - t), slot = s.blocks[position / bt] * bt + inside;
+        for (uint32_t i = 0; i < n; ++i) {
+            out[at.positions + row + t + i] = static_cast<int32_t>(position + i);
+            out[at.slots + row + t + i] = static_cast<int32_t>(slot + i);
+            out[at.states + row + t + i] = static_cast<int32_t>(s.state);
+        }
+        t += n;
     }
 }
 
-void StepInput::fill_rows(const Batch& batch, const Arrangement& step, int32_t* out) {
-    const StepShape& shape = step.shape;
+void StepInput::fill(uint32_t step, const Batch& batch, const Arrangement& arrangement, std::span<const ProgressWord> words) {
+    const StepShape& shape = arrangement.shape;
     const ArrayOffsets at = array_offsets(shape);
-    const uint32_t bt = limits_.block_tokens;
+    int32_t* out = arrays(step);
+    patch_ = patches(step);
     uint32_t row = 0, sequence = 0;
     std::vector<uint32_t>& last_row = first_row_;  // the row of a slice's last token, once the slice is laid out
-    for (const uint32_t i : step.order) {
+    for (const uint32_t i : arrangement.order) {
         const Slice& s = batch.slices[i];
-        if (shape.prefill > 0 && sequence >= shape.decode)
-            out[at.row_begin + sequence - shape.decode] = static_cast<int32_t>(row - shape.decode);
-        for (uint32_t t = 0; t < s.tokens; ++t, ++row) {
-            const uint32_t position = s.position + t;
-            out[at.tokens + row] = s.pending != 0 ? -1 : batch.tokens[first_row_[i] + t];
-            out[at.positions + row] = static_cast<int32_t>(position);
-            out[at.slots + row] = static_cast<int32_t>(s.blocks[position / bt] * bt + position % bt);
-            out[at.states + row] = static_cast<int32_t>(s.state);
+        fill_slice(s, batch.tokens.data() + first_row_[i], at, row, out);
+        const auto length = static_cast<int32_t>(s.position + s.tokens);
+        if (sequence < arrangement.decode) {
+            out[at.kv_len + sequence] = length;
+            patch_table(sequence, s);
+        } else {
+            const uint32_t prompt = sequence - arrangement.decode;
+            out[at.kv_len + shape.decode + prompt] = length;
+            out[at.row_begin + prompt] = static_cast<int32_t>(row);
+            patch_table(limits_.slices_max + prompt, s);
         }
-        out[at.kv_len + sequence] = static_cast<int32_t>(s.position + s.tokens);
-        patch_table(shape.buffer, sequence, s);
+        row += s.tokens;
         last_row[i] = row - 1;
         ++sequence;
     }
@@ -218,12 +278,17 @@ void StepInput::fill_rows(const Batch& batch, const Arrangement& step, int32_t* 
         uint32_t n = 0;
         for (uint32_t i = 0; i < batch.slices.size(); ++i)
             if (batch.slices[i].logits) out[at.logit_rows + n++] = static_cast<int32_t>(last_row[i]);
+        for (; n < shape.logits; ++n) out[at.logit_rows + n] = 0;
     }
-    pad(shape, row, sequence, out);
+    pad(shape, row, arrangement.decode, sequence - arrangement.decode, out);
+    auto* progress = reinterpret_cast<ProgressWord*>(out + at.words);
+    for (uint32_t i = 0; i < shape.words; ++i) progress[i] = i < words.size() ? words[i] : ProgressWord{nullptr, 0};
+    finish(step);
 }
 
-/// Fills the rest of a step with rows that are computed and written nowhere.
-void StepInput::pad(const StepShape& shape, uint32_t rows, uint32_t sequences, int32_t* out) const {
+/// Fills the rest of a step: rows that are computed and written nowhere, and sequences without context. In a step of one row
+/// a sequence each padding sequence has one of those rows, in others none.
+void StepInput::pad(const StepShape& shape, uint32_t rows, uint32_t decode, uint32_t prefill, int32_t* out) const {
     const ArrayOffsets at = array_offsets(shape);
     for (uint32_t row = rows; row < shape.rows; ++row) {
         out[at.tokens + row] = 0;
@@ -231,42 +296,33 @@ void StepInput::pad(const StepShape& shape, uint32_t rows, uint32_t sequences, i
         out[at.slots + row] = -1;
         out[at.states + row] = 0;
     }
-    for (uint32_t s = sequences; s < shape.sequences(); ++s) {
-        out[at.kv_len + s] = 0;
-        if (shape.prefill > 0) out[at.row_begin + s - shape.decode] = static_cast<int32_t>(rows + (s - sequences) - shape.decode);
+    for (uint32_t s = decode; s < shape.decode; ++s) out[at.kv_len + s] = 0;
+    if (shape.prefill == 0) return;
+    const uint32_t each = !shape.gather && shape.logits == shape.rows ? 1 : 0;
+    for (uint32_t s = prefill; s <= shape.prefill; ++s) {
+        if (s < shape.prefill) out[at.kv_len + shape.decode + s] = 0;
+        out[at.row_begin + s] = static_cast<int32_t>(rows + (s - prefill) * each);
     }
-    // A padding sequence has one row; what is left of a padded prompt belongs to none.
-    if (shape.prefill > 0) out[at.row_begin + shape.prefill] = static_cast<int32_t>(rows + (shape.sequences() - sequences) - shape.decode);
 }
 
-cudaError_t StepInput::upload(cudaStream_t stream, const Batch& batch, const Arrangement& step, std::span<const ProgressWord> words) {
-    const uint32_t buffer = step.shape.buffer;
-    auto* host = host_[buffer].as<int32_t>();
-    patch_count_ = 0;
-    fill_rows(batch, step, host);
-    auto* progress = reinterpret_cast<ProgressWord*>(host + array_offsets(step.shape).words);
-    for (uint32_t i = 0; i < step.shape.words; ++i) progress[i] = i < words.size() ? words[i] : ProgressWord{nullptr, 0};
-    return upload_rows(stream, host, device_[buffer].as<int32_t>(), array_offsets(step.shape).total, patches(buffer), patch_count_,
-                       table_[buffer].as<int32_t>());
-}
-
-cudaError_t StepInput::upload_padding(cudaStream_t stream, const StepShape& shape, uint32_t context) {
-    auto* host = host_[shape.buffer].as<int32_t>();
-    pad(shape, 0, 0, host);
-    patch_count_ = 0;
+void StepInput::fill_padding(const StepShape& shape, uint32_t context) {
     const ArrayOffsets at = array_offsets(shape);
     const uint32_t used = blocks_of(context, limits_.block_tokens);
-    for (uint32_t s = 0; s < shape.decode && context > 0; ++s) {
-        host[at.kv_len + s] = static_cast<int32_t>(context);
-        host[at.positions + s] = static_cast<int32_t>(context - 1);
-        for (uint32_t i = 0; i < used; ++i) {
-            const size_t entry = size_t{s} * stride_ + i;
-            mirror_[shape.buffer][entry] = static_cast<int32_t>((size_t{s} * used + i) % limits_.blocks);
-            patches(shape.buffer)[patch_count_++] = {static_cast<int>(entry), mirror_[shape.buffer][entry]};
+    for (uint32_t step = 0; step < 2; ++step) {
+        int32_t* out = arrays(step);
+        patch_ = patches(step);
+        pad(shape, 0, 0, 0, out);
+        for (uint32_t i = 0; i < shape.logits && shape.gather; ++i) out[at.logit_rows + i] = 0;
+        for (uint32_t i = 0; i < shape.words; ++i) reinterpret_cast<ProgressWord*>(out + at.words)[i] = {nullptr, 0};
+        for (uint32_t s = 0; s < shape.decode && context > 0; ++s) {
+            out[at.kv_len + s] = static_cast<int32_t>(context);
+            out[at.positions + s] = static_cast<int32_t>(context - 1);
+            owners_[s] = {};
+            for (uint32_t i = 0; i < used; ++i)
+                add_patch(size_t{s} * stride_ + i, static_cast<int32_t>((size_t{s} * used + i) % limits_.blocks));
         }
+        finish(step);
     }
-    return upload_rows(stream, host, device_[shape.buffer].as<int32_t>(), at.total, patches(shape.buffer), patch_count_,
-                       table_[shape.buffer].as<int32_t>());
 }
 
 }  // namespace baton::backend::cuda

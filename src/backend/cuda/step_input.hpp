@@ -20,35 +20,39 @@ struct StepLimits {
     uint32_t blocks = 0;      ///< of the pool
     uint32_t vocab = 0;
     bool deterministic = false;
+    [[nodiscard]] uint32_t rows_max() const { return tokens_max > slices_max ? tokens_max : slices_max; }
 };
 
-/// How a batch is run: its slices in the order of rows, and the shape of the step.
+/// How a batch is run: its slices in the order of rows, and the shape of the step, which is padded to one of few.
 struct Arrangement {
     std::vector<uint32_t> order;  ///< slices, those for decode attention first
     StepShape shape;              ///< splits not filled in
-    bool graph = false;           ///< padded to a shape that will come again
+    uint32_t decode = 0;          ///< slices that decode attention takes
     uint32_t kv_max = 0;          ///< longest context of the decode rows
 };
 
-/// The two uploads of a backend: steps' arrays and block tables in page-locked memory and where they go on the device.
-/// Block tables stay on the device; only what changed since the buffer's last step is sent.
+/// The input of steps: arrays and changes of the block tables in page-locked memory, two in turn, and where they go on the
+/// device. Block tables stay on the device; only what changed since the step before is sent.
 class StepInput {
   public:
     [[nodiscard]] static Expected<StepInput> make(const StepLimits& limits);
 
     /// Checks a batch before anything is touched. kInvalidArgument with the slice and what is wrong with it.
     [[nodiscard]] Expected<void> check(const Batch& batch);
-    /// Decides how the batch is run in `buffer`; the reference is good until the next call.
-    const Arrangement& arrange(const Batch& batch, uint32_t buffer);
-    /// Fills the buffer's page-locked memory and enqueues the kernel that brings it to the device. `words` are those of the
-    /// slices that have some, in order.
-    cudaError_t upload(cudaStream_t stream, const Batch& batch, const Arrangement& step, std::span<const ProgressWord> words);
-    /// The same for a step of padding alone: rows that are computed and written nowhere. With `context` they read as many
-    /// positions of blocks spread over the pool, as sequences would.
-    cudaError_t upload_padding(cudaStream_t stream, const StepShape& shape, uint32_t context = 0);
+    /// Decides how the batch is run; the reference is good until the next call.
+    const Arrangement& arrange(const Batch& batch);
+    /// Writes the input of step `step`, whose memory step - 2 must have left. `words` are those of the slices that have some,
+    /// in order.
+    void fill(uint32_t step, const Batch& batch, const Arrangement& arrangement, std::span<const ProgressWord> words);
+    /// The same for steps of padding alone, of even and odd number: rows that are computed and written nowhere. With `context`
+    /// the decode rows read as many positions of blocks spread over the pool, as sequences would.
+    void fill_padding(const StepShape& shape, uint32_t context = 0);
 
-    [[nodiscard]] const int32_t* arrays(uint32_t buffer) const { return device_[buffer].as<int32_t>(); }
-    [[nodiscard]] const int32_t* table(uint32_t buffer) const { return table_[buffer].as<int32_t>(); }
+    /// What a step's first kernel needs to know of the input.
+    void describe(StepBegin& begin) const;
+    /// Block tables on the device, a row of table_stride values each: slices_max for decode attention, as many for the others.
+    [[nodiscard]] const int32_t* decode_table() const { return table_.as<int32_t>(); }
+    [[nodiscard]] const int32_t* prefill_table() const { return decode_table() + size_t{limits_.slices_max} * stride_; }
     [[nodiscard]] uint32_t table_stride() const { return stride_; }
     /// Device bytes that make will take.
     [[nodiscard]] static size_t bytes(const StepLimits& limits);
@@ -56,26 +60,42 @@ class StepInput {
   private:
     [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index, uint64_t rows_before) const;
     [[nodiscard]] Expected<void> check_writers(const Batch& batch);
-    void fill_rows(const Batch& batch, const Arrangement& step, int32_t* out);
-    void pad_to_bucket(const Batch& batch);
-    [[nodiscard]] int2* patches(uint32_t buffer) const;
-    void patch_table(uint32_t buffer, uint32_t row, const Slice& slice);
-    void pad(const StepShape& shape, uint32_t rows, uint32_t sequences, int32_t* out) const;
+    void pad_shape(const Batch& batch);
+    void fill_slice(const Slice& slice, const TokenId* tokens, const ArrayOffsets& at, uint32_t row, int32_t* out) const;
+    void patch_table(uint32_t row, const Slice& slice);
+    [[nodiscard]] uint32_t blocks_known(const Slice& slice) const;
+    void add_patch(size_t entry, int32_t block);
+    void pad(const StepShape& shape, uint32_t rows, uint32_t decode, uint32_t prefill, int32_t* out) const;
+    [[nodiscard]] int32_t* arrays(uint32_t step) const;
+    [[nodiscard]] int2* patches(uint32_t step) const;
+    void finish(uint32_t step);
 
     StepLimits limits_;
     uint32_t stride_ = 0;       ///< blocks of the longest sequence
     uint32_t array_values_ = 0; ///< most that one step's arrays take
-    PinnedBuffer host_[2];      ///< arrays, then patches
-    DeviceBuffer device_[2];
-    DeviceBuffer table_[2];
-    std::vector<int32_t> mirror_[2];  ///< what the device's table will hold when all enqueued work has run
-    uint32_t patch_count_ = 0;
-    std::vector<uint32_t> buckets_;
+    PinnedBuffer host_[2];      ///< StepHeader, arrays, patches
+    DeviceBuffer device_;       ///< arrays
+    DeviceBuffer table_;
+    std::vector<int32_t> mirror_;  ///< what the device's table will hold when all enqueued work has run
+    int2* patch_ = nullptr;        ///< where the next patch goes
+    std::vector<uint32_t> decode_buckets_;   ///< of steps without prompts
+    std::vector<uint32_t> row_buckets_;      ///< of the others, as all that follow
+    std::vector<uint32_t> mixed_buckets_;    ///< decode rows
+    std::vector<uint32_t> prompt_buckets_;   ///< sequences with prompts
+    std::vector<uint32_t> logits_buckets_;
     std::vector<uint32_t> first_row_;  ///< of each slice in Batch::tokens
     Arrangement arrangement_;
+    /// Who has a row of the table. A state row's users are counted, so that two sequences that had it are told apart.
+    struct Owner {
+        uint32_t state = UINT32_MAX;
+        uint32_t user = 0;
+        uint32_t blocks = 0;
+    };
+    std::vector<Owner> owners_;        ///< of each row of the table
+    std::vector<Owner> users_;         ///< of each state row: its user, and how many of its blocks were checked
     std::vector<uint64_t> written_;    ///< for each block: the step that last wrote it
     std::vector<uint64_t> states_;     ///< for each state row: the step that last used it
-    uint64_t step_ = 0;
+    uint64_t checked_ = 0;
 };
 
 }  // namespace baton::backend::cuda

@@ -1,0 +1,210 @@
+// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads]...
+//   decode   steps of one row a sequence, one queued ahead: the loop's time and the host's, by what it is spent on, where the
+//            host waits in a loop ("spin") and where it sleeps meanwhile, as an engine does ("nap")
+//   mixed    decode rows and prompts in one step
+//   prefill  prompts alone
+//   loads    device memory and time of graphs
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.hpp"
+#include "cli/bench_shapes.hpp"
+
+namespace baton::backend::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double us_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
+
+[[noreturn]] void stop(const std::string& why) {
+    std::printf("error: %s\n", why.c_str());
+    std::exit(1);
+}
+
+/// Sequences in a fixed part of the pool each.
+class Crowd {
+  public:
+    Crowd(CudaBackend& backend, uint32_t count, uint32_t positions) : backend_(backend), wire_(count), blocks_(count), position_(count) {
+        const uint32_t bt = backend.kv_layout().block_tokens, each = (positions + bt - 1) / bt;
+        if (uint64_t{count} * each > backend.kv_layout().blocks) stop("the pool is too small");
+        for (uint32_t i = 0; i < count; ++i) {
+            wire_[i].ref.id.value = i + 1;
+            wire_[i].sampling.temperature = 0;
+            wire_[i].sampling.max_tokens = UINT32_MAX;
+            wire_[i].prompt = {1};
+            blocks_[i].resize(each);
+            std::iota(blocks_[i].begin(), blocks_[i].end(), i * each);
+        }
+    }
+    /// Adds rows of sequence i to the step that is put together.
+    void add(uint32_t i, uint32_t tokens, uint32_t position, uint32_t pending) {
+        Slice& s = slices_.emplace_back();
+        s.tokens = tokens;
+        s.position = position;
+        s.blocks = blocks_[i];
+        s.logits = true;
+        s.sequence = &wire_[i];
+        s.state = i;
+        s.pending = pending;
+        tokens_.insert(tokens_.end(), tokens, 1 + static_cast<TokenId>(i % 1000));
+    }
+    /// Submits it; gives the host's microseconds.
+    double submit() {
+        const auto start = Clock::now();
+        const auto done = backend_.submit({tokens_, slices_});
+        const double us = us_since(start);
+        if (!done) stop(done.error().message);
+        slices_.clear();
+        tokens_.clear();
+        return us;
+    }
+    double collect(bool nap) {
+        while (nap && !backend_.ready()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+        const auto start = Clock::now();
+        if (auto done = backend_.collect(out_); !done) stop(done.error().message);
+        return us_since(start);
+    }
+
+  private:
+    CudaBackend& backend_;
+    std::vector<wire::Sequence> wire_;
+    std::vector<std::vector<BlockId>> blocks_;
+    std::vector<uint32_t> position_;
+    std::vector<Slice> slices_;
+    std::vector<TokenId> tokens_;
+    std::vector<wire::Token> out_;
+};
+
+struct Result {
+    double loop_us = 0, submit_us = 0, submit_p95_us = 0;
+};
+
+/// Steps of the same kind, one queued ahead; `add` puts step n together.
+template <class Add>
+Result run_steps(Crowd& crowd, uint32_t steps, bool nap, const Add& add) {
+    constexpr uint32_t kWarm = 6;
+    std::vector<double> submits;
+    Clock::time_point start;
+    for (uint32_t n = 0; n < steps + kWarm; ++n) {
+        if (n == kWarm) start = Clock::now();
+        add(n);
+        const double us = crowd.submit();
+        if (n >= kWarm) submits.push_back(us);
+        if (n > 0) crowd.collect(nap);
+    }
+    const double all = us_since(start);
+    crowd.collect(nap);
+    std::sort(submits.begin(), submits.end());
+    return {all / steps, std::accumulate(submits.begin(), submits.end(), 0.0) / steps, submits[submits.size() * 95 / 100]};
+}
+
+void print_times(const char* name, const Result& r, const HostTimes& before, const HostTimes& now) {
+    const auto each = [&](uint64_t HostTimes::*part) {
+        return static_cast<double>(now.*part - before.*part) / 1000.0 / static_cast<double>(std::max<uint64_t>(1, now.steps - before.steps));
+    };
+    std::printf("%-34s loop %9.1f us  submit %7.1f p95 %7.1f | check %5.1f fill %5.1f settings %5.1f launch %6.1f eager %7.1f (%llu) take %5.1f\n", name,
+                r.loop_us, r.submit_us, r.submit_p95_us, each(&HostTimes::check), each(&HostTimes::fill), each(&HostTimes::settings),
+                each(&HostTimes::launch), each(&HostTimes::eager), static_cast<unsigned long long>(now.eager_steps - before.eager_steps),
+                each(&HostTimes::take));
+    std::fflush(stdout);
+}
+
+void bench_decode(CudaBackend& backend) {
+    for (const uint32_t context : {1024u, 4096u})
+        for (const uint32_t batch : {1u, 8u, 64u, 256u})
+            for (const bool nap : {false, true}) {
+                if (context > 1024 && batch != 64) continue;
+                Crowd crowd(backend, batch, context + 64);
+                const HostTimes before = backend.host_times();
+                const Result r = run_steps(crowd, 40, nap, [&](uint32_t n) {
+                    for (uint32_t i = 0; i < batch; ++i) crowd.add(i, 1, context + n, n == 0 ? 0 : 1);
+                });
+                print_times(("decode " + std::to_string(batch) + " at " + std::to_string(context) + (nap ? " nap" : " spin")).c_str(), r, before,
+                            backend.host_times());
+            }
+}
+
+void bench_mixed(CudaBackend& backend) {
+    for (const uint32_t decode : {16u, 200u})
+        for (const uint32_t prompt : {128u, 512u})
+            for (const uint32_t prompts : {1u, 3u}) {
+                Crowd crowd(backend, decode + 2 * prompts, 1024);
+                const HostTimes before = backend.host_times();
+                const Result r = run_steps(crowd, 16, true, [&](uint32_t n) {
+                    for (uint32_t i = 0; i < decode; ++i) crowd.add(i, 1, 600 + n, n == 0 ? 0 : 1);
+                    for (uint32_t i = 0; i < prompts; ++i) crowd.add(decode + i + (n & 1) * prompts, prompt - n % 16, 0, 0);
+                });
+                print_times(("mixed " + std::to_string(decode) + " + " + std::to_string(prompts) + " x " + std::to_string(prompt)).c_str(), r, before,
+                            backend.host_times());
+            }
+}
+
+void bench_prefill(CudaBackend& backend) {
+    for (const uint32_t prompt : {128u, 512u, 1024u, 1500u, 2048u, 4096u}) {
+        Crowd crowd(backend, 2, prompt + 16);
+        const HostTimes before = backend.host_times();
+        const Result r = run_steps(crowd, 12, true, [&](uint32_t n) { crowd.add(n & 1, prompt, 0, 0); });
+        print_times(("prefill " + std::to_string(prompt)).c_str(), r, before, backend.host_times());
+    }
+}
+
+size_t free_bytes() {
+    size_t free = 0, total = 0;
+    return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
+void bench_loads(CudaBackend& backend) {
+    const size_t before = free_bytes();
+    const HostTimes times = backend.host_times();
+    Crowd crowd(backend, 40, 1100);
+    for (uint32_t n = 0; n < 24; ++n) {
+        for (uint32_t i = 0; i < 20; ++i) crowd.add(i, 1, 100 + n, n == 0 ? 0 : 1);
+        crowd.add(20 + (n & 1), 64 + 40 * n, 0, 0);
+        crowd.submit();
+        if (n > 0) crowd.collect(false);
+    }
+    crowd.collect(false);
+    const HostTimes now = backend.host_times();
+    const auto made = static_cast<double>(std::max<uint64_t>(1, now.eager_steps - times.eager_steps));
+    std::printf("%.0f graphs of mixed steps: %.1f MiB of device memory, %.2f ms of host time each, with the step's own launches\n", made,
+                static_cast<double>(before - free_bytes()) / (1 << 20), static_cast<double>(now.eager - times.eager) / made * 1e-6);
+}
+
+int run(int argc, char** argv) {
+    auto plan = cli::random_plan(argc > 1 ? argv[1] : "qwen3-0.6b");
+    if (!plan) stop(plan.error().message);
+    CudaOptions options;
+    options.max_batch_tokens = 4096;
+    options.max_batch_slices = 256;
+    options.max_model_len = 8192;
+    options.noise = true;
+    if (const char* cache = std::getenv("BATON_BENCH_CACHE")) options.cache_folder = cache;
+    const auto start = Clock::now();
+    auto made = CudaBackend::make(*plan, options);
+    if (!made) stop(made.error().message);
+    CudaBackend& backend = **made;
+    const std::string tuning = backend.tuning();
+    std::printf("%s: loaded in %.0f ms\n%s", argv[1], us_since(start) / 1000, tuning.substr(0, tuning.find('\n') + 1).c_str());
+    for (int i = 2; i < argc; ++i) {
+        if (std::strcmp(argv[i], "decode") == 0) bench_decode(backend);
+        else if (std::strcmp(argv[i], "mixed") == 0) bench_mixed(backend);
+        else if (std::strcmp(argv[i], "prefill") == 0) bench_prefill(backend);
+        else if (std::strcmp(argv[i], "loads") == 0) bench_loads(backend);
+        else stop(std::string("unknown part ") + argv[i]);
+    }
+    return 0;
+}
+
+}  // namespace
+}  // namespace baton::backend::cuda
+
+int main(int argc, char** argv) { return baton::backend::cuda::run(argc, argv); }
