@@ -128,7 +128,11 @@ void Router::close(TimeMs, std::string_view reason) {
     }
 }
 
-std::vector<RouterAction> Router::take_actions() { return std::exchange(impl_->actions, {}); }
+std::vector<RouterAction> Router::take_actions(std::vector<RouterAction> recycled) {
+    recycled.clear();
+    recycled.swap(impl_->actions);
+    return recycled;
+}
 
 std::optional<Phase> Router::phase_of(SequenceId id) const {
     const auto at = impl_->entries.find(id);

@@ -530,7 +530,8 @@ void Deployment::pump() {
     if (pumping_ || !router_) return;
     pumping_ = true;
     const auto self = shared_from_this();
-    for (auto actions = router_->take_actions(); !actions.empty();) {
+    std::vector<pd::RouterAction> actions = router_->take_actions(std::move(spare_actions_));
+    while (!actions.empty()) {
         for (pd::RouterAction& action : actions) {
             if (auto* send = std::get_if<pd::SendReplica>(&action)) {
                 Slot* s = slot(send->to.replica);
@@ -547,8 +548,9 @@ void Deployment::pump() {
             }
         }
         if (!router_) break;
-        actions = router_->take_actions();
+        actions = router_->take_actions(std::move(actions));
     }
+    spare_actions_ = std::move(actions);
     pumping_ = false;
 }
 

@@ -165,6 +165,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     boost::asio::steady_timer timer_;
     boost::asio::steady_timer launch_deadline_;
     bool pumping_ = false;
+    std::vector<pd::RouterAction> spare_actions_;  ///< of pump(), for its memory
 };
 
 }  // namespace baton::supervisor

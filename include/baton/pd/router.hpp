@@ -90,7 +90,8 @@ class Router {
     /// Terminate: every sequence ends with kUnavailable.
     void close(TimeMs now, std::string_view reason);
 
-    [[nodiscard]] std::vector<RouterAction> take_actions();
+    /// What to do, in order. `recycled` is a list that was carried out; its memory is used again.
+    [[nodiscard]] std::vector<RouterAction> take_actions(std::vector<RouterAction> recycled = {});
     [[nodiscard]] RouterStats stats() const;
     [[nodiscard]] std::optional<Phase> phase_of(SequenceId id) const;
     [[nodiscard]] size_t in_flight() const;
