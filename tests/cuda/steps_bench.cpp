@@ -120,7 +120,7 @@ void print_times(const char* name, const Result& r, const HostTimes& before, con
 
 void bench_decode(CudaBackend& backend) {
     for (const uint32_t context : {1024u, 4096u})
-        for (const uint32_t batch : {1u, 8u, 64u, 256u})
+        for (const uint32_t batch : {1u, 8u, 16u, 64u, 256u})
             for (const bool nap : {false, true}) {
                 if (context > 1024 && batch != 64) continue;
                 Crowd crowd(backend, batch, context + 64);
