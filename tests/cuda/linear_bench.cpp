@@ -300,8 +300,8 @@ int main(int argc, char** argv) {
         tuning(kLlama8);
     }
     if (wanted("chains")) {
-        chains(kQwen06, 28, {1, 8, 64}, detail);
-        chains(kLlama8, 2, {1, 64, 256}, detail);
+        chains(kQwen06, 28, {1, 16, 32, 64}, detail);
+        chains(kLlama8, 2, {64, 256}, detail);
     }
     if (wanted("table")) {
         const std::vector<uint32_t> rows = {1, 8, 16, 32, 64, 128, 256, 1024, 4096};

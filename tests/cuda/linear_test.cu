@@ -329,10 +329,17 @@ void every_ring(Elem elem, uint32_t salt) {
     limits.multiprocessors = 8;
     uint32_t ran = 0;
     uint32_t failures = 0;
-    for (const Shape& shape : {Shape{1064, 1160, kAdd, false, true}, Shape{1232, 520, kSwiGlu, true, true}, Shape{2048, 1024, kSwiGlu, false, false},
-                               Shape{1544, 776, kF32, true, false}, Shape{584, 2048, kStore, true, true}}) {
-        Case<T> c(shape, 389, seed_of_run() + salt + shape.n);
-        for (const uint32_t m : {23u, 64u, 129u, 389u})
+    const bool checker = size_limit() != ~uint64_t{0};
+    const std::vector<Shape> shapes = checker ? std::vector<Shape>{{200, 392, kAdd, false, true}, {272, 328, kSwiGlu, true, true}}
+                                              : std::vector<Shape>{{1064, 1160, kAdd, false, true},
+                                                                   {1232, 520, kSwiGlu, true, true},
+                                                                   {2048, 1024, kSwiGlu, false, false},
+                                                                   {1544, 776, kF32, true, false},
+                                                                   {584, 2048, kStore, true, true}};
+    const std::vector<uint32_t> rows = checker ? std::vector<uint32_t>{23, 129} : std::vector<uint32_t>{23, 64, 129, 389};
+    for (const Shape& shape : shapes) {
+        Case<T> c(shape, rows.back(), seed_of_run() + salt + shape.n);
+        for (const uint32_t m : rows)
             for (size_t v = 0; v < ring_shapes().size(); ++v)
                 for (const uint8_t splits : {1, 2, 4, 8})
                     for (const uint8_t share : {1, 2, 4})
@@ -342,8 +349,10 @@ void every_ring(Elem elem, uint32_t salt) {
                             const uint32_t fits = room / (ring_shapes()[v].cols * 128u + ring_shapes()[v].rows * 128u);
                             RingConfig config = {static_cast<uint8_t>(v), splits, share, static_cast<uint8_t>(std::min<uint32_t>(stages, fits)),
                                                  static_cast<uint8_t>(std::min<uint32_t>(stages == 3 ? 2 : stages, fits)), false};
-                            if (stages == 16 && c.matrix.norm != nullptr) config.norm_fused = true;
-                            if (!ring_takes(product, config, limits)) config.norm_fused = false;
+                            if (c.matrix.norm != nullptr) config.norm_fused = true;
+                            config.norm_rows = config.norm_fused && stages != 16;
+                            while (config.norm_rows && config.x_stages > 2 && !ring_takes(product, config, limits)) --config.x_stages;
+                            if (!ring_takes(product, config, limits)) config.norm_fused = config.norm_rows = false;
                             if (!config.norm_fused) product.matrix.norm = nullptr;
                             // Without the norm fused the oracle does not fit.
                             if (shape.norm && !config.norm_fused) continue;
@@ -645,7 +654,7 @@ Choices some_choices() {
         choice.tile = {static_cast<uint8_t>(i % tile_shapes().size()), static_cast<uint8_t>(1u << i % 4), i % 5 == 0, i % 7 == 0};
         choice.direct = {static_cast<uint8_t>(i % direct_shapes().size()), static_cast<uint8_t>(1 + i % 8), 1};
         choice.ring = {static_cast<uint8_t>(i % ring_shapes().size()), static_cast<uint8_t>(1u << i % 4), static_cast<uint8_t>(1u << i % 3),
-                       static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0};
+                       static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0, i % 4 == 0};
         choice.held = static_cast<uint8_t>(i % held_shapes().size());
         choice.microseconds = static_cast<float>(i) * 1.5f;
         for (uint64_t& word : choice.algo) word = random();

@@ -141,13 +141,12 @@ __global__ void __launch_bounds__(kWarps * 32, (R * C <= 16 ? 3 : 2)) held_kerne
 #endif
 }
 
-constexpr std::array<HeldShape, 10> kShapes = {{{1, 4}, {2, 4}, {4, 4}, {6, 4}, {8, 4}, {1, 8}, {2, 8}, {3, 8}, {1, 12}, {2, 12}}};
+constexpr std::array<HeldShape, 4> kShapes = {{{2, 4}, {4, 4}, {6, 4}, {8, 4}}};
 
 using Kernel = void (*)(Args);
 template <class T>
 constexpr std::array<Kernel, kShapes.size()> kernels() {
-    return {held_kernel<T, 1, 4>, held_kernel<T, 2, 4>, held_kernel<T, 4, 4>, held_kernel<T, 6, 4>,  held_kernel<T, 8, 4>,
-            held_kernel<T, 1, 8>, held_kernel<T, 2, 8>, held_kernel<T, 3, 8>, held_kernel<T, 1, 12>, held_kernel<T, 2, 12>};
+    return {held_kernel<T, 2, 4>, held_kernel<T, 4, 4>, held_kernel<T, 6, 4>, held_kernel<T, 8, 4>};
 }
 Kernel kernel_of(Elem elem, uint8_t variant) {
     return elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[variant] : kernels<__half>()[variant];

@@ -9,15 +9,13 @@ namespace baton::backend::cuda {
 namespace {
 
 using gemm::kRingDepth;
-using gemm::kRingHeader;
 using gemm::RingEntry;
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                                  const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 32}, {64, 48}, {64, 64}, {64, 96}, {64, 128}, {64, 224},
-                                                              {128, 64}, {128, 96}, {128, 128}, {128, 192}, {128, 224}, {128, 256}}};
+constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}, {128, 128}, {128, 224}}};
 constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
 
 /// The driver's function, found through the runtime so that nothing links against the driver.
@@ -57,9 +55,10 @@ uint32_t log2_of(uint32_t v) {
 }
 bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 0 && v <= most; }
 
-uint32_t shared_bytes(const RingEntry& entry, RingConfig config) {
+uint32_t shared_bytes(const RingEntry& entry, RingConfig config, uint32_t k) {
     const uint32_t rings = config.w_stages * entry.stage_w + config.x_stages * entry.stage_x;
-    return kRingHeader + rings + (config.splits > 1 ? entry.sum_bytes : 0);
+    const uint32_t factors = config.norm_rows ? ceil_div(ceil_div(k, kRingDepth), config.splits) * kRingDepth * 2 : 0;
+    return entry.header + rings + (config.splits > 1 ? entry.sum_bytes : 0) + factors;
 }
 
 }  // namespace
@@ -101,8 +100,10 @@ bool ring_takes(const Product& product, RingConfig config, const RingLimits& lim
     const uint32_t k_tiles = ceil_div(matrix.k, kRingDepth);
     if (config.splits > k_tiles) return false;
     if (config.w_stages < 2 || config.w_stages > gemm::kRingWMost || config.x_stages < 2 || config.x_stages > gemm::kRingXMost) return false;
-    if (config.norm_fused && (tall || matrix.norm == nullptr || config.w_stages < ceil_div(k_tiles, config.splits))) return false;
-    return shared_bytes(entry_of(product.elem, config.variant), config) <= limits.shared_bytes;
+    if (config.norm_rows && !config.norm_fused) return false;
+    if (config.norm_fused && matrix.norm == nullptr) return false;
+    if (config.norm_fused && !config.norm_rows && (tall || config.w_stages < ceil_div(k_tiles, config.splits))) return false;
+    return shared_bytes(entry_of(product.elem, config.variant), config, matrix.k) <= limits.shared_bytes;
 }
 
 cudaError_t ring(const Launch& launch, const Product& product, RingConfig config, const RingLimits& limits) {
@@ -122,13 +123,14 @@ cudaError_t ring(const Launch& launch, const Product& product, RingConfig config
     args.x_stages = config.x_stages;
     args.eps = matrix.eps;
     args.kind = matrix.out;
+    args.norm_rows = config.norm_rows;
     const uint32_t groups = tall ? ceil_div(args.m_tiles, config.share) : 1;
     args.units = tall ? groups * args.n_tiles : ceil_div(args.n_tiles, config.share);
     args.band = std::min(groups, std::max(1u, 16u / config.share));
     const uint32_t cluster = uint32_t{config.splits} * config.share;
-    const uint32_t shared = shared_bytes(entry, config);
+    const uint32_t shared = shared_bytes(entry, config, matrix.k);
     const uint32_t resident = limits.multiprocessors * (shared <= kTwoBlocks ? 2 : 1) / cluster;
-    const uint32_t clusters = config.splits > 1 || config.norm_fused ? args.units : std::min(args.units, std::max(1u, resident));
+    const uint32_t clusters = config.splits > 1 || (config.norm_fused && !config.norm_rows) ? args.units : std::min(args.units, std::max(1u, resident));
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, clusters * cluster);
     CUtensorMap w_map;
     CUtensorMap x_map;

@@ -15,7 +15,6 @@
 namespace baton::backend::cuda::gemm {
 
 constexpr uint32_t kRingDepth = 64;      // elements of k a stage holds: rows of 128 bytes
-constexpr uint32_t kRingHeader = 1024;   // bytes ahead of the rings: barriers, and squares of the rows
 constexpr uint32_t kRingWMost = 31;      // stages of weights
 constexpr uint32_t kRingXMost = 16;
 
@@ -31,6 +30,7 @@ struct RingArgs : Operands {
     uint32_t x_stages;
     float eps;
     Out kind;
+    bool norm_rows;     // the norm's weight goes into the stages of x; else into those of the weights, ahead of the wait
     Ahead ahead;
 };
 
@@ -39,6 +39,7 @@ struct RingShape {
     static constexpr uint32_t kRows = 64 * MW;
     static constexpr uint32_t kConsumers = 128 * MW;
     static constexpr uint32_t kThreads = kConsumers + 64;
+    static constexpr uint32_t kHeader = MW * 1024;  // bytes ahead of the rings: barriers, and squares of the rows
     static constexpr uint32_t kStageW = N * 128;
     static constexpr uint32_t kStageX = kRows * 128;
     /// Of the sums' rows in shared memory: a warp's pairs of eight rows lie in different banks.
@@ -118,6 +119,7 @@ struct RingPlace {
     uint32_t w_ring;
     uint32_t x_ring;
     uint32_t sums;    // [splits, rows each part finishes, kSumStride] f32: what the parts of k send each other
+    uint32_t factors; // [tile1 - tile0, 64] T: the norm's weight where it goes into x
     uint32_t mate;    // which of those that share
     uint32_t first;   // rank of the first of them
     uint32_t part;    // of k
@@ -127,9 +129,10 @@ struct RingPlace {
     uint32_t unit_step;
 
     __device__ RingPlace(const RingArgs& args, uint32_t shared_at) : a(args), header(shared_at) {
-        w_ring = header + kRingHeader;
+        w_ring = header + S::kHeader;
         x_ring = w_ring + a.w_stages * S::kStageW;
         sums = x_ring + a.x_stages * S::kStageX;
+        factors = sums + (a.splits_log2 != 0 ? S::kSumBytes : 0);
         const uint32_t cluster_log2 = a.share_log2 + a.splits_log2;
         const uint32_t rank = blockIdx.x & ((1u << cluster_log2) - 1);
         mate = rank & ((1u << a.share_log2) - 1);
@@ -365,7 +368,7 @@ __device__ __forceinline__ void ring_gather(const RingPlace<MW, N>& place, const
                 const float4 uhi = reinterpret_cast<const float4*>(part + N / 2)[1];
                 up[0] += ulo.x, up[1] += ulo.y, up[2] += ulo.z, up[3] += ulo.w, up[4] += uhi.x, up[5] += uhi.y, up[6] += uhi.z, up[7] += uhi.w;
             }
-            if (MW == 1 && a.norm != nullptr) square += squares[(p << log2) + local];
+            if (a.norm != nullptr) square += squares[(p << log2) + local];
         }
         const float scale = a.norm != nullptr ? rsqrtf(square / static_cast<float>(a.k) + a.eps) : 1.0f;
         float old[8];
@@ -442,57 +445,117 @@ __device__ __forceinline__ float ring_square(const unsigned char* x_stage, uint3
     return sum;
 }
 
+/// The norm's weight of this block's part of k as T to shared memory.
 template <class T, int MW, int N>
+__device__ __forceinline__ void ring_factors(const RingPlace<MW, N>& place, unsigned char* factors) {
+    const uint32_t words = (place.tile1 - place.tile0) * (kRingDepth / 8);
+    for (uint32_t i = threadIdx.x; i < words; i += RingShape<MW, N>::kConsumers) {
+        const uint32_t e = place.tile0 * kRingDepth + i * 8;
+        float4 lo = {};
+        float4 hi = {};
+        if (e < place.a.k) {
+            lo = __ldg(reinterpret_cast<const float4*>(place.a.norm + e));
+            hi = __ldg(reinterpret_cast<const float4*>(place.a.norm + e) + 1);
+        }
+        reinterpret_cast<uint4*>(factors)[i] = dev::pack8<T>(lo, hi);
+    }
+    dev::named_sync(1, RingShape<MW, N>::kConsumers);
+}
+
+/// Half a row of one stage of x times the norm's weight, rounded to T, in place. Gives its squares.
+template <class T>
+__device__ __forceinline__ float ring_scale_x(unsigned char* x_stage, const unsigned char* factors, uint32_t thread) {
+    const uint32_t row = thread >> 1;
+    float sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t word = (thread & 1) * 4 + i;
+        uint4* at = reinterpret_cast<uint4*>(x_stage + row * 128 + ((word ^ (row & 7)) << 4));
+        const uint4 v = *at;
+        const uint4 g = reinterpret_cast<const uint4*>(factors)[word];
+        *at = {multiply2<T>(v.x, g.x), multiply2<T>(v.y, g.y), multiply2<T>(v.z, g.z), multiply2<T>(v.w, g.w)};
+        float f[8];
+        unpack8<T>(v, f);
+#pragma unroll
+        for (float e : f) sum = fmaf(e, e, sum);
+    }
+    return sum;
+}
+
+/// Where the norm's weight goes, if the kernel applies it.
+enum class RingNorm { kApart, kWeights, kRows };
+
+/// One tile's sums over this block's part of k, and with a norm half a row's squares. A loop for each form: what a form does not
+/// need would keep the others' descriptors out of the uniform registers.
+template <class T, int MW, int N, RingNorm NORM>
+__device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsigned char* shared, float (&acc)[N / 2], Turn& w_turn, Turn& x_turn,
+                                           uint32_t group) {
+    using S = RingShape<MW, N>;
+    const RingArgs& a = place.a;
+    float square = 0;
+    const uint32_t x_first = place.x_ring - place.header;
+    const unsigned char* factors = shared + (place.factors - place.header);
+    const uint64_t left_first = dev::operand(place.x_ring + group * 64 * 128);
+    const uint64_t right_first = dev::operand(place.w_ring);
+#pragma unroll
+    for (float& v : acc) v = 0;
+    uint32_t w_before = 0;
+    uint32_t x_before = 0;
+    const uint32_t count = place.tile1 - place.tile0;
+#pragma unroll 1
+    for (uint32_t t = 0; t < count; ++t) {
+        dev::barrier_wait(place.w_full(w_turn.stage), w_turn.parity);
+        dev::barrier_wait(place.x_full(x_turn.stage), x_turn.parity);
+        if constexpr (NORM == RingNorm::kRows) {
+            square += ring_scale_x<T>(shared + x_first + x_turn.stage * S::kStageX, factors + t * 128, threadIdx.x);
+            dev::fence_for_products();
+            dev::named_sync(1, S::kConsumers);
+        }
+        const uint64_t left = left_first + x_turn.stage * (S::kStageX >> 4);
+        const uint64_t right = right_first + w_turn.stage * (S::kStageW >> 4);
+        dev::products_fence();
+#pragma unroll
+        for (uint64_t step = 0; step < kRingDepth / 16; ++step) dev::wide_product<T, N>(acc, left + 2 * step, right + 2 * step);
+        dev::products_commit();
+        if constexpr (NORM == RingNorm::kWeights) square += ring_square<T>(shared + x_first + x_turn.stage * S::kStageX, threadIdx.x);
+        if (t > 0) {
+            dev::products_wait<1>();
+            place.release(place.w_empty(w_before), MW == 2);
+            place.release(place.x_empty(x_before), MW == 1);
+        }
+        w_before = w_turn.stage;
+        x_before = x_turn.stage;
+        w_turn.next(a.w_stages);
+        x_turn.next(a.x_stages);
+    }
+    dev::products_wait<0>();
+    dev::pin(acc);
+    place.release(place.w_empty(w_before), MW == 2);
+    place.release(place.x_empty(x_before), MW == 1);
+    return square;
+}
+
+template <class T, int MW, int N, RingNorm NORM>
 __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsigned char* shared) {
     using S = RingShape<MW, N>;
     const RingArgs& a = place.a;
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warp = threadIdx.x >> 5;
     const uint32_t group = static_cast<uint32_t>(dev::uniform(static_cast<int>(threadIdx.x) / 128));
-    const bool normed = MW == 1 && a.norm != nullptr;
+    constexpr bool normed = NORM != RingNorm::kApart;
     fetch_ahead(a.ahead);
-    if constexpr (MW == 1)
-        if (normed) ring_scale_w<T, MW, N>(place, shared + kRingHeader);
+    if constexpr (NORM == RingNorm::kRows) ring_factors<T, MW, N>(place, shared + (place.factors - place.header));
+    if constexpr (NORM == RingNorm::kWeights) ring_scale_w<T, MW, N>(place, shared + S::kHeader);
     if (a.splits_log2 + a.share_log2 != 0) dev::cluster_wait();  // all have started: they may be told and sent
     dev::wait_for_earlier();
     Turn w_turn;
     Turn x_turn;
-    const uint32_t x_first = place.x_ring - place.header;
     for (uint32_t unit = place.unit0; unit < a.units; unit += place.unit_step) {
         uint32_t mt = 0;
         uint32_t nt = 0;
         place.tile_of(unit, mt, nt);
         float acc[N / 2];
-#pragma unroll
-        for (float& v : acc) v = 0;
-        float square = 0;
-        uint32_t w_before = 0;
-        uint32_t x_before = 0;
-        for (uint32_t t = place.tile0; t < place.tile1; ++t) {
-            dev::barrier_wait(place.w_full(w_turn.stage), w_turn.parity);
-            dev::barrier_wait(place.x_full(x_turn.stage), x_turn.parity);
-            const uint64_t left = dev::operand(place.x_ring + x_turn.stage * S::kStageX + group * 64 * 128);
-            const uint64_t right = dev::operand(place.w_ring + w_turn.stage * S::kStageW);
-            dev::products_fence();
-#pragma unroll
-            for (uint64_t step = 0; step < kRingDepth / 16; ++step) dev::wide_product<T, N>(acc, left + 2 * step, right + 2 * step);
-            dev::products_commit();
-            if (MW == 1 && normed) square += ring_square<T>(shared + x_first + x_turn.stage * S::kStageX, threadIdx.x);
-            if (t > place.tile0) {
-                dev::products_wait<1>();
-                place.release(place.w_empty(w_before), MW == 2);
-                place.release(place.x_empty(x_before), MW == 1);
-            }
-            w_before = w_turn.stage;
-            x_before = x_turn.stage;
-            w_turn.next(a.w_stages);
-            x_turn.next(a.x_stages);
-        }
-        dev::products_wait<0>();
-        dev::pin(acc);
-        place.release(place.w_empty(w_before), MW == 2);
-        place.release(place.x_empty(x_before), MW == 1);
-
+        float square = ring_sums<T, MW, N, NORM>(place, shared, acc, w_turn, x_turn, group);
         if (normed) square += __shfl_xor_sync(0xffffffffu, square, 1);
         const uint32_t local = (warp * 16) + (lane >> 2);  // of the block's rows: the warps of a group follow each other
         if (a.splits_log2 == 0) {
@@ -538,7 +601,7 @@ __global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
         }
         if (a.splits_log2 != 0) {
             dev::barrier_init(place.sums_full(), 1);
-            dev::barrier_expect(place.sums_full(), place.part_rows() * ((N + (MW == 1 && a.norm != nullptr ? 1 : 0)) * 4 << a.splits_log2));
+            dev::barrier_expect(place.sums_full(), place.part_rows() * ((N + (a.norm != nullptr ? 1 : 0)) * 4 << a.splits_log2));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         dev::fence_for_products();
@@ -560,8 +623,12 @@ __global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
             place.bring_x(&x_map);
         }
         __syncwarp();
+    } else if (a.norm == nullptr) {
+        ring_consume<T, MW, N, RingNorm::kApart>(place, shared);
+    } else if (MW == 1 && !a.norm_rows) {
+        if constexpr (MW == 1) ring_consume<T, MW, N, RingNorm::kWeights>(place, shared);
     } else {
-        ring_consume<T, MW, N>(place, shared);
+        ring_consume<T, MW, N, RingNorm::kRows>(place, shared);
     }
 #else
     (void)a, (void)w_map, (void)x_map;

@@ -13,20 +13,20 @@ struct RingEntry {
     uint32_t stage_w = 0;
     uint32_t stage_x = 0;
     uint32_t sum_bytes = 0;
+    uint32_t header = 0;
 };
-constexpr size_t kRingShapes = 12;
+constexpr size_t kRingShapes = 6;
 
 template <class T, int MW, int N>
 RingEntry ring_entry() {
     using S = RingShape<MW, N>;
-    return {ring_kernel<T, MW, N>, S::kThreads, S::kStageW, S::kStageX, S::kSumBytes};
+    return {ring_kernel<T, MW, N>, S::kThreads, S::kStageW, S::kStageX, S::kSumBytes, S::kHeader};
 }
 
 template <class T>
 std::array<RingEntry, kRingShapes> ring_table() {
-    return {ring_entry<T, 1, 32>(),  ring_entry<T, 1, 48>(),  ring_entry<T, 1, 64>(),  ring_entry<T, 1, 96>(),  ring_entry<T, 1, 128>(),
-            ring_entry<T, 1, 224>(), ring_entry<T, 2, 64>(),  ring_entry<T, 2, 96>(), ring_entry<T, 2, 128>(), ring_entry<T, 2, 192>(),
-            ring_entry<T, 2, 224>(), ring_entry<T, 2, 256>()};
+    return {ring_entry<T, 1, 48>(), ring_entry<T, 1, 64>(),  ring_entry<T, 1, 96>(),
+            ring_entry<T, 1, 128>(), ring_entry<T, 2, 128>(), ring_entry<T, 2, 224>()};
 }
 
 std::array<RingEntry, kRingShapes> ring_table_bf16();

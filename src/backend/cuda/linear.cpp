@@ -246,7 +246,7 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
             const uint32_t each = ceil_div(k_tiles, splits);
             if (splits > 1 && (blocks * 4 > 5 * multiprocessors_ || each < 2)) continue;
             if (blocks * 2 < multiprocessors_ && splits < 8 && blocks * 2 * splits <= multiprocessors_ && each >= 4) continue;
-            const uint32_t fixed = 1024 + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
+            const uint32_t fixed = (tall ? 2048u : 1024u) + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
             for (uint32_t share = 1; share <= share_most; share *= 2) {
                 if (share > 1 && splits > 1 && !tall) continue;
                 if (tall && share < share_most && product.m > 256) continue;
@@ -258,12 +258,22 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
                     if (fixed + x_stages * stage_x + 2 * stage_w > room) continue;
                     const uint32_t w_stages = tall ? x_stages : std::min({each, (room - fixed - x_stages * stage_x) / stage_w, 31u});
                     if (w_stages < std::min(each, 3u) || w_stages < 2) continue;
-                    Choice choice;
-                    choice.kind = Kind::kRing;
-                    choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_stages),
-                                   static_cast<uint8_t>(x_stages), !tall && matrix.norm != nullptr && w_stages >= each && blocks <= 2 * multiprocessors_};
+                    const bool resident = w_stages >= each;
                     const double waves = ceil_div(blocks, multiprocessors_);
-                    if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
+                    const auto add = [&](bool norm_fused, bool norm_rows) {
+                        // The factors of x lie in shared memory as well.
+                        const uint32_t left = room - fixed - (norm_rows ? each * 128 : 0);
+                        const uint32_t x_now = tall ? std::min(x_stages, left / (stage_w + stage_x)) : x_stages;
+                        const uint32_t w_now = tall ? x_now : std::min(w_stages, (left - std::min(left, x_stages * stage_x)) / stage_w);
+                        Choice choice;
+                        choice.kind = Kind::kRing;
+                        choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_now),
+                                       static_cast<uint8_t>(x_now), norm_fused, norm_rows};
+                        if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
+                    };
+                    add(false, false);
+                    if (matrix.norm != nullptr && product.m <= 512) add(true, true);
+                    if (matrix.norm != nullptr && !tall && resident && blocks <= 2 * multiprocessors_) add(true, false);
                     if (w_stages >= each) break;
                 }
             }
@@ -281,6 +291,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
     if (!options_.deterministic) {
         if (m <= 16) add_direct(product, found);
         if (m <= 2) add_gemv(product, found);
+        if (m == 1) add_held(product, found);
         for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? 3 : 8)) {
             Choice choice;
             choice.algo = algo;

@@ -90,7 +90,7 @@ void write_record(Writer& out, const ShapeKey& key, uint32_t bucket, const Choic
     out.put(choice.direct.slices);
     out.put(choice.direct.tiles);
     for (uint8_t part : {choice.ring.variant, choice.ring.splits, choice.ring.share, choice.ring.w_stages, choice.ring.x_stages}) out.put(part);
-    out.put(static_cast<uint8_t>(choice.ring.norm_fused ? 1 : 0));
+    out.put(static_cast<uint8_t>((choice.ring.norm_fused ? 1 : 0) | (choice.ring.norm_rows ? 2 : 0)));
     out.put(choice.held);
     out.put(choice.microseconds);
     for (uint64_t word : choice.algo) out.put(word);
@@ -120,8 +120,9 @@ bool read_record(Reader& in, Choices& choices) {
     choice.held = in.get<uint8_t>();
     choice.microseconds = in.get<float>();
     for (uint64_t& word : choice.algo) word = in.get<uint64_t>();
-    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 5 || tile_flags > 3 || ring_flags > 1) return false;
-    choice.ring.norm_fused = ring_flags != 0;
+    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 5 || tile_flags > 3 || ring_flags > 3) return false;
+    choice.ring.norm_fused = (ring_flags & 1) != 0;
+    choice.ring.norm_rows = (ring_flags & 2) != 0;
     if (choice.held >= held_shapes().size() || choice.ring.variant >= ring_shapes().size() || choice.ring.splits == 0 || choice.ring.share == 0) return false;
     if (!(choice.microseconds >= 0.0f && choice.microseconds < 1e9f)) return false;
     if (choice.gemv.variant >= gemv_shapes().size() || choice.tile.variant >= tile_shapes().size()) return false;
@@ -157,7 +158,7 @@ std::string describe(const Choice& choice) {
             return "ring " + std::to_string(shape.rows) + "x" + std::to_string(shape.cols) + " s" + std::to_string(choice.ring.splits) +
                    (choice.ring.share > 1 ? " share" + std::to_string(choice.ring.share) : "") + " st" +
                    std::to_string(choice.ring.w_stages) + "," + std::to_string(choice.ring.x_stages) +
-                   (choice.ring.norm_fused ? " norm" : "");
+                   (choice.ring.norm_rows ? " norm of x" : (choice.ring.norm_fused ? " norm" : ""));
         }
         case Kind::kHeld: {
             const HeldShape shape = held_shapes()[choice.held];

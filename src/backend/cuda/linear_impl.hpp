@@ -73,6 +73,9 @@ class LinearImpl final : public Linear {
     void add_ring(const Product& product, std::vector<Choice>& found) const;
     void add_held(const Product& product, std::vector<Choice>& found) const;
     cudaError_t run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out, const Choice& choice);
+    /// A candidate's time in a row of `links`, into `choice`; infinity where it does not run.
+    Expected<void> screen(const Matrix& matrix, Bench& bench, uint32_t m, uint32_t links, Choice& choice);
+    /// The same, more exactly, as a chain in a graph.
     Expected<void> measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us);
     Expected<std::vector<Choice>> measure_all(const Matrix& matrix, uint32_t m, Bench& bench);
     Expected<void> tune_bucket(const Matrix& matrix, Bench& bench, Entry& entry, uint32_t bucket);

@@ -1,8 +1,11 @@
-// Tuning: every candidate as a chain in a graph over copies of the weights that no cache holds, the quickest kept.
+// Tuning: every candidate runs a few times in a row over copies of the weights that no cache holds. What comes near the quickest
+// runs again as a longer chain in a graph, as a step is, and the quickest of these is kept.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <limits>
 
+#include "backend/cuda/linear_gate.hpp"
 #include "backend/cuda/linear_impl.hpp"
 
 namespace baton::backend::cuda {
@@ -15,7 +18,28 @@ constexpr size_t kBenchMax = size_t{1} << 30;     // bytes of x or of results
 constexpr double kChainUs = 100;                  // a measurement's chain should take about this
 constexpr float kNear = 1.3f;      // worth a try among other kernels
 constexpr size_t kNearMost = 6;
+constexpr float kWorthAGraph = 1.25f;             // of those that run in a row
+constexpr size_t kGraphsMost = 6;
+constexpr uint32_t kRowLinks = 6;                 // products in a row
+constexpr uint32_t kLibraryFirst = 128;           // rows from which the clock sinks under load, so that short measurements mislead:
+constexpr float kTie = 1.03f;                     // the library's first answer is taken where it is within this of the best
+constexpr double kLongUs = 60;                    // products of this length need no graph
 constexpr float kHopeless = 1.5f;                 // no second look at a candidate this much slower than the best
+
+/// The measured form of the library's own first answer, if it has one.
+const Choice* library_first(const std::vector<Choice>& measured, const std::vector<Choice>& unmeasured) {
+    const auto of_library = [](const Choice& c) { return c.kind == Kind::kLt; };
+    const auto first = std::find_if(unmeasured.begin(), unmeasured.end(), of_library);
+    if (first == unmeasured.end()) return nullptr;
+    const auto found = std::find_if(measured.begin(), measured.end(), [&](const Choice& c) { return of_library(c) && c.algo == first->algo; });
+    return found == measured.end() ? nullptr : &*found;
+}
+
+/// About what a product takes at best.
+double floor_us_of(const Matrix& matrix, uint32_t m) {
+    const double bytes = 2.0 * matrix.n * matrix.k + 2.0 * m * (matrix.k + matrix.n);
+    return 2 + std::max(bytes / 4e6, 2e-6 * m * matrix.n * matrix.k / 600);
+}
 
 }  // namespace
 
@@ -29,6 +53,8 @@ struct LinearImpl::Bench {
     uint32_t rows = 0;  // largest m that fits
     Handle<cudaEvent_t, cudaEventDestroy> begin;
     Handle<cudaEvent_t, cudaEventDestroy> end;
+    PinnedBuffer word;    // opens the gate
+    uint32_t ticket = 0;
 
     [[nodiscard]] const void* weights(const Matrix& matrix, uint32_t i) const {
         const uint32_t at = i % copy_count;
@@ -72,12 +98,44 @@ Expected<void> LinearImpl::Bench::make(const Matrix& matrix, uint32_t rows_max, 
     begin = Event(events[0]);
     BATON_CUDA_TRY(cudaEventCreate(&events[1]), "an event");
     end = Event(events[1]);
+    BATON_TRY_ASSIGN(word, PinnedBuffer::make(sizeof(uint32_t)));
+    *word.as<uint32_t>() = 0;
+    return {};
+}
+
+Expected<void> LinearImpl::screen(const Matrix& matrix, Bench& bench, uint32_t m, uint32_t links, Choice& choice) {
+    const Launch launch = {bench.stream, pdl_};
+    const auto run = [&](uint32_t i) {
+        Matrix copy = matrix;
+        copy.w = bench.weights(matrix, i);
+        copy.ahead = nullptr;
+        return run_as(launch, copy, bench.x.data(), m, bench.out.data(), choice);
+    };
+    choice.microseconds = std::numeric_limits<float>::infinity();
+    cudaError_t status = run(0);  // loads the kernel
+    if (status == cudaSuccess) {
+        ++bench.ticket;
+        BATON_CUDA_TRY(gate(bench.stream, bench.word.as<uint32_t>(), bench.ticket), "tuning");
+        BATON_CUDA_TRY(cudaEventRecord(bench.begin.get(), bench.stream), "tuning");
+        for (uint32_t i = 0; i < links && status == cudaSuccess; ++i) status = run(i + 1);
+        const cudaError_t recorded = cudaEventRecord(bench.end.get(), bench.stream);
+        std::atomic_ref(*bench.word.as<uint32_t>()).store(bench.ticket, std::memory_order_release);
+        BATON_CUDA_TRY(recorded, "tuning");
+        BATON_CUDA_TRY(cudaEventSynchronize(bench.end.get()), "a product kernel");
+    }
+    if (status != cudaSuccess) {  // a candidate that cannot run is not chosen
+        static_cast<void>(cudaGetLastError());
+        return {};
+    }
+    ++measured_;
+    float ms = 0;
+    BATON_CUDA_TRY(cudaEventElapsedTime(&ms, bench.begin.get(), bench.end.get()), "tuning");
+    choice.microseconds = ms * 1000.0f / static_cast<float>(links);
     return {};
 }
 
 Expected<void> LinearImpl::measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us) {
-    const double bytes = 2.0 * matrix.n * matrix.k + 2.0 * m * (matrix.k + matrix.n);
-    const double floor_us = 2 + std::max(bytes / 4e6, 2e-6 * m * matrix.n * matrix.k / 600);
+    const double floor_us = floor_us_of(matrix, m);
     const uint32_t most = std::max(2u, bench.copy_count);
     const uint32_t links = std::clamp(static_cast<uint32_t>(kChainUs / floor_us), 2u, most);
     const Launch launch = {bench.stream, pdl_};
@@ -122,12 +180,22 @@ Expected<void> LinearImpl::measure(const Matrix& matrix, Bench& bench, uint32_t 
 
 Expected<std::vector<Choice>> LinearImpl::measure_all(const Matrix& matrix, uint32_t m, Bench& bench) {
     std::vector<Choice> found = candidates(matrix, m);
-    float best = std::numeric_limits<float>::infinity();
+    const auto quicker = [](const Choice& a, const Choice& b) { return a.microseconds < b.microseconds; };
+    const double floor_us = floor_us_of(matrix, m);
+    const bool brief = floor_us < kLongUs;
     for (Choice& choice : found) {
-        BATON_TRY(measure(matrix, bench, m, choice, best * kHopeless));
-        best = std::min(best, choice.microseconds);
+        BATON_TRY(screen(matrix, bench, m, brief ? kRowLinks : 2, choice));
     }
-    std::stable_sort(found.begin(), found.end(), [](const Choice& a, const Choice& b) { return a.microseconds < b.microseconds; });
+    std::stable_sort(found.begin(), found.end(), quicker);
+    if (!brief || found.empty()) return found;
+    const float worth = kWorthAGraph * found.front().microseconds;
+    float best = std::numeric_limits<float>::infinity();
+    size_t graphs = 0;
+    for (; graphs < std::min(found.size(), kGraphsMost) && found[graphs].microseconds <= worth; ++graphs) {
+        BATON_TRY(measure(matrix, bench, m, found[graphs], best * kHopeless));
+        best = std::min(best, found[graphs].microseconds);
+    }
+    std::stable_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(graphs), quicker);
     return found;
 }
 
@@ -145,13 +213,17 @@ Expected<void> LinearImpl::tune_bucket(const Matrix& matrix, Bench& bench, Entry
     if (found.empty() || found.front().microseconds == std::numeric_limits<float>::infinity())
         return fail(ErrorCode::kUnsupported, "no kernel for a product of " + std::to_string(matrix.n) + " x " +
                                                  std::to_string(matrix.k) + " with " + std::to_string(m) + " rows");
-    const Choice best = found.front();
-    entry.by_bucket[bucket] = best;
+    const Choice* best = &found.front();
+    if (m >= kLibraryFirst)
+        if (const Choice* first = library_first(found, candidates(matrix, m)); first != nullptr && first->microseconds <= kTie * best->microseconds)
+            best = first;
+    entry.by_bucket[bucket] = *best;
     entry.known[bucket] = true;
-    cached_[{entry.key, bucket}] = best;
-    entry.near[bucket].clear();
+    cached_[{entry.key, bucket}] = *best;
+    entry.near[bucket] = {*best};
     for (const Choice& choice : found)
-        if (choice.microseconds <= kNear * best.microseconds && entry.near[bucket].size() < kNearMost) entry.near[bucket].push_back(choice);
+        if (&choice != best && choice.microseconds <= kNear * best->microseconds && entry.near[bucket].size() < kNearMost)
+            entry.near[bucket].push_back(choice);
     return {};
 }
 
