@@ -67,10 +67,10 @@ Expected<StepInput> StepInput::make(const StepLimits& limits) {
     input.limits_ = limits;
     input.stride_ = blocks_of(limits.positions_max, limits.block_tokens);
     input.array_values_ = array_values(limits);
-    const size_t patches = std::max<size_t>(table_values(limits), StepBegin::kPatchesRead);
+    const size_t patches = std::max<size_t>(table_values(limits) / 2, StepBegin::kPatchesRead);  // a step has a row or none of each pair
     for (PinnedBuffer& host : input.host_) {
         BATON_TRY_ASSIGN(host, PinnedBuffer::make(sizeof(StepHeader) + size_t{input.array_values_} * sizeof(int32_t) + patches * sizeof(int2)));
-        std::memset(host.data(), 0, host.size());
+        std::memset(host.data(), 0, sizeof(StepHeader));
     }
     BATON_TRY_ASSIGN(input.device_, DeviceBuffer::make(size_t{input.array_values_} * sizeof(int32_t), "the steps' input"));
     BATON_TRY_ASSIGN(input.table_, DeviceBuffer::make(table_values(limits) * sizeof(int32_t), "the block tables"));
