@@ -92,7 +92,6 @@ class Pass {
             decode.fused = fused ? &rope : nullptr;
             // The pass begins behind all earlier ones, and a sequence's past is written by none of this.
             decode.early = fused;
-            if (fused && layer + 1 < m.layers) decode.next = &s_.kv[layer + 1];
             decode.workspace = s_.decode_workspace;
             decode.splits = shape_.splits;
             BATON_LAUNCH(decode_attention(of(Part::kAttention), decode));
