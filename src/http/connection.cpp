@@ -270,8 +270,7 @@ void Connection::open_channel() {
                     .keep_alive = parser_.keep_alive() && !close_after_,
                     .extra = cors_headers(state_->options, parser_.request())};
     channel_ = std::make_shared<Channel>(
-        std::move(form),
-        [weak = weak_from_this(), &flushes = flushes_] { flushes.add(weak); },
+        std::move(form), [weak = weak_from_this(), &flushes = flushes_] { flushes.add(weak); },
         [state = state_] { return state->stopping.load(std::memory_order_relaxed); });
 }
 

@@ -9,9 +9,9 @@
 
 namespace baton::http {
 
-/// The connections of one I/O thread that have something to write. A step of the engine brings tokens for many streams at
-/// once: the thread is woken for the first of them and finds the others here. Belongs to its io_context's owner and is
-/// gone before it.
+/// The connections of one I/O thread that have something to write. A step of the engine brings
+/// tokens for many streams at once: the thread is woken for the first of them and finds the others
+/// here. Belongs to its io_context's owner and is gone before it.
 template <class Connection>
 class FlushList {
   public:

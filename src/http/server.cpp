@@ -184,7 +184,8 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
         socket.write_some(asio::buffer(kFull), ec);
         return;
     }
-    auto connection = std::make_shared<Connection>(home.io, home.flushes, std::move(socket), ip, state_);
+    auto connection =
+        std::make_shared<Connection>(home.io, home.flushes, std::move(socket), ip, state_);
     {
         const std::lock_guard lock(state_->mutex);
         state_->connections.emplace(connection.get(), connection);

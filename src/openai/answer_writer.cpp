@@ -8,7 +8,8 @@
 namespace baton::openai {
 namespace {
 
-constexpr size_t kChunkRestBytes = 96;  ///< of a chunk beside its head, delta and usage, logprobs left out
+constexpr size_t kChunkRestBytes =
+    96;  ///< of a chunk beside its head, delta and usage, logprobs left out
 
 }  // namespace
 

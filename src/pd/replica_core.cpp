@@ -242,7 +242,8 @@ Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
     Leg& leg = legs.add();
     leg.sequence = sequence;
     const uint64_t most = uint64_t{sequence.prompt.size()} + sequence.sampling.max_tokens;
-    leg.tokens.reserve(std::max<uint64_t>(std::min<uint64_t>(most, context), sequence.prompt.size() + sequence.emitted.size()));
+    leg.tokens.reserve(std::max<uint64_t>(std::min<uint64_t>(most, context),
+                                          sequence.prompt.size() + sequence.emitted.size()));
     leg.tokens = sequence.prompt;
     leg.tokens.insert(leg.tokens.end(), sequence.emitted.begin(), sequence.emitted.end());
     leg.deadline = now + sequence.time_left_ms;

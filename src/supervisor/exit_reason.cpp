@@ -23,7 +23,8 @@ std::string unquoted(std::string_view text) {
             out += text[i];
             continue;
         }
-        out += static_cast<char>(hex_digit(text[i + 3]) * 16 + hex_digit(text[i + 4]));  // control characters alone
+        out += static_cast<char>(hex_digit(text[i + 3]) * 16 +
+                                 hex_digit(text[i + 4]));  // control characters alone
         i += 4;
     }
     return out;
@@ -31,7 +32,8 @@ std::string unquoted(std::string_view text) {
 
 /// The field `reason` of a log line, or "".
 std::string reason_of(std::string_view line) {
-    for (const std::string_view mark : {std::string_view(" reason=\""), std::string_view("\"reason\":\"")}) {
+    for (const std::string_view mark :
+         {std::string_view(" reason=\""), std::string_view("\"reason\":\"")}) {
         const size_t at = line.find(mark);
         if (at != std::string_view::npos) return unquoted(line.substr(at + mark.size()));
     }
@@ -47,7 +49,8 @@ std::string reason_of(std::string_view line) {
 std::string exit_reason(std::string_view how, std::string_view last_output) {
     if (const size_t at = last_output.rfind(kEvent); at != std::string_view::npos) {
         const std::string_view line = last_output.substr(at);
-        if (std::string reason = reason_of(line.substr(0, line.find('\n'))); !reason.empty()) return reason;
+        if (std::string reason = reason_of(line.substr(0, line.find('\n'))); !reason.empty())
+            return reason;
     }
     const size_t end = last_output.find_last_not_of(" \r\n");
     std::string out(how);

@@ -5,8 +5,8 @@
 
 namespace baton::supervisor {
 
-/// What a user is told of a replica's end: the reason it gave itself for not loading (the last `replica.load_failed` of its
-/// output, either log format), else `how` and the end of its output.
+/// What a user is told of a replica's end: the reason it gave itself for not loading (the last
+/// `replica.load_failed` of its output, either log format), else `how` and the end of its output.
 [[nodiscard]] std::string exit_reason(std::string_view how, std::string_view last_output);
 
 }  // namespace baton::supervisor

@@ -65,7 +65,9 @@ class AddedTokens {
         std::array<uint32_t, 256> root{};
         void add(std::string_view content, int32_t token);
         void finish();
-        [[nodiscard]] bool begins_with(char byte) const { return root[static_cast<uint8_t>(byte)] != 0; }
+        [[nodiscard]] bool begins_with(char byte) const {
+            return root[static_cast<uint8_t>(byte)] != 0;
+        }
         /// Index of the longest token at `pos`, or -1.
         [[nodiscard]] int32_t longest(std::string_view text, size_t pos, size_t& end) const;
     };

@@ -43,7 +43,8 @@ uint64_t mix(uint64_t key) {
     return key ^ (key >> 29);
 }
 
-/// Slots of an open-addressing table for `count` entries: a power of two, at most half of them taken.
+/// Slots of an open-addressing table for `count` entries: a power of two, at most half of them
+/// taken.
 size_t table_size(size_t count) {
     size_t size = 16;
     while (size < count * 2) size *= 2;
@@ -141,8 +142,11 @@ std::string_view Bpe::WholeTokens::bytes_of(TokenId id) const {
 TokenId Bpe::WholeTokens::find(std::string_view piece) const {
     if (slots_.empty()) return -1;
     const uint64_t hash = hash_of(piece);
-    for (uint64_t at = hash & (slots_.size() - 1); slots_[at].id >= 0; at = (at + 1) & (slots_.size() - 1)) {
-        if (slots_[at].hash == static_cast<uint32_t>(hash >> 32) && bytes_of(slots_[at].id) == piece) return slots_[at].id;
+    for (uint64_t at = hash & (slots_.size() - 1); slots_[at].id >= 0;
+         at = (at + 1) & (slots_.size() - 1)) {
+        if (slots_[at].hash == static_cast<uint32_t>(hash >> 32) &&
+            bytes_of(slots_[at].id) == piece)
+            return slots_[at].id;
     }
     return -1;
 }
@@ -165,7 +169,8 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
     bpe.whole_.build(bpe.tokens_, bpe.options_.byte_level);
     if (bpe.options_.ignore_merges) {
         for (size_t id = 0; id < bpe.tokens_.size(); ++id) {
-            if (!barred.contains(static_cast<TokenId>(id))) bpe.whole_.make_certain(static_cast<TokenId>(id));
+            if (!barred.contains(static_cast<TokenId>(id)))
+                bpe.whole_.make_certain(static_cast<TokenId>(id));
         }
     }
     bpe.merges_.reserve(merges.size() + 1);

@@ -71,14 +71,15 @@ class Bpe {
         uint64_t mask_ = 0;
     };
 
-    /// Finds the token that stands for just a piece's bytes, and remembers whether the piece becomes
-    /// that token: most pieces of a text do, and need no merging then.
+    /// Finds the token that stands for just a piece's bytes, and remembers whether the piece
+    /// becomes that token: most pieces of a text do, and need no merging then.
     class WholeTokens {
       public:
         void build(const std::vector<std::string>& tokens, bool byte_level);
         /// The token whose bytes are `piece`, or -1.
         [[nodiscard]] TokenId find(std::string_view piece) const;
-        /// True where a piece of its bytes is known to become the token. Any thread: all find the same.
+        /// True where a piece of its bytes is known to become the token. Any thread: all find the
+        /// same.
         [[nodiscard]] bool certain(TokenId id) const {
             return certain_[static_cast<size_t>(id)].load(std::memory_order_relaxed);
         }

@@ -212,12 +212,23 @@ bool is_surely_nfc(std::string_view valid_utf8) {
         uint32_t first;
         uint32_t last;
     };
-    // Unicode's quick check gives "yes" and class 0 for all of these (tests/unit/text compares with utf8proc).
+    // Unicode's quick check gives "yes" and class 0 for all of these (tests/unit/text compares with
+    // utf8proc).
     static constexpr std::array<Range, 14> kSafe{{
-        {0x0, 0x2FF},       {0x388, 0x482},     {0x48A, 0x590},     {0x2002, 0x20CF},
-        {0x2190, 0x2328},   {0x2400, 0x2ADB},   {0x3001, 0x3029},   {0x3030, 0x3098},
-        {0x309B, 0x30FF},   {0x3400, 0x9FFF},   {0xAC00, 0xD7A3},   {0xFE00, 0xFE0F},
-        {0xFF00, 0xFFEF},   {0x1F000, 0x1FAFF},
+        {0x0, 0x2FF},
+        {0x388, 0x482},
+        {0x48A, 0x590},
+        {0x2002, 0x20CF},
+        {0x2190, 0x2328},
+        {0x2400, 0x2ADB},
+        {0x3001, 0x3029},
+        {0x3030, 0x3098},
+        {0x309B, 0x30FF},
+        {0x3400, 0x9FFF},
+        {0xAC00, 0xD7A3},
+        {0xFE00, 0xFE0F},
+        {0xFF00, 0xFFEF},
+        {0x1F000, 0x1FAFF},
     }};
     for (size_t pos = 0; pos < valid_utf8.size();) {
         if (byte_at(valid_utf8, pos) < 0x80) {
@@ -226,7 +237,8 @@ bool is_surely_nfc(std::string_view valid_utf8) {
         }
         const CodePoint cp = decode_utf8(valid_utf8, pos);
         pos += cp.length;
-        const auto* range = std::lower_bound(kSafe.begin(), kSafe.end(), cp.code, [](const Range& r, uint32_t c) { return r.last < c; });
+        const auto* range = std::lower_bound(kSafe.begin(), kSafe.end(), cp.code,
+                                             [](const Range& r, uint32_t c) { return r.last < c; });
         if (range == kSafe.end() || range->first > cp.code) return false;
     }
     return true;

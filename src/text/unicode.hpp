@@ -58,8 +58,9 @@ inline constexpr std::array<uint8_t, 128> kAsciiClasses = ascii_classes();
 /// Unicode normalisation forms; linear but for a sort of each run of combining marks.
 enum class NormalForm : uint8_t { kNfc, kNfd, kNfkc, kNfkd };
 [[nodiscard]] std::string normalize(std::string_view valid_utf8, NormalForm form);
-/// True only where valid UTF-8 is in form C: all its characters are of the ranges (most of what is written) of which none
-/// is changed by composing, combines with the one before, or moves past it. Some text in form C gives false.
+/// True only where valid UTF-8 is in form C: all its characters are of the ranges (most of what is
+/// written) of which none is changed by composing, combines with the one before, or moves past it.
+/// Some text in form C gives false.
 [[nodiscard]] bool is_surely_nfc(std::string_view valid_utf8);
 
 }  // namespace baton::text

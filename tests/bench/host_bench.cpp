@@ -6,8 +6,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "baton/openai/request.hpp"
 #include "baton/openai/json.hpp"
+#include "baton/openai/request.hpp"
 #include "baton/openai/response.hpp"
 #include "baton/pd/replica_core.hpp"
 #include "baton/pd/router.hpp"
@@ -62,20 +62,29 @@ wire::Sequence sequence_of(uint64_t id, const std::vector<TokenId>& prompt, uint
 }
 
 /// From the body to the ids, and both ways over a link.
-void prompts(const text::Tokenizer& tokenizer, const std::string& text, const std::vector<TokenId>& ids) {
+void prompts(const text::Tokenizer& tokenizer, const std::string& text,
+             const std::vector<TokenId>& ids) {
     const auto count = static_cast<double>(ids.size());
     std::string body = R"({"model":"m","stream":true,"max_tokens":128,"prompt":)";
     openai::append_json_string(body, text);
     body += '}';
-    show("prompt: body parsed", timed(20, [&] { (void)openai::parse_completion_request(body, {}); }), count, "token");
-    show("prompt: tokenized", timed(10, [&] { (void)tokenizer.encode(text, true, true); }), count, "token");
-    const std::vector<text::Segment> segments{{"<|im_start|>user\n", false}, {text, true}, {"<|im_end|>\n<|im_start|>assistant\n", false}};
-    show("prompt: tokenized, of a chat", timed(10, [&] { (void)tokenizer.encode_segments(segments); }), count, "token");
+    show("prompt: body parsed",
+         timed(20, [&] { (void)openai::parse_completion_request(body, {}); }), count, "token");
+    show("prompt: tokenized", timed(10, [&] { (void)tokenizer.encode(text, true, true); }), count,
+         "token");
+    const std::vector<text::Segment> segments{{"<|im_start|>user\n", false},
+                                              {text, true},
+                                              {"<|im_end|>\n<|im_start|>assistant\n", false}};
+    show("prompt: tokenized, of a chat",
+         timed(10, [&] { (void)tokenizer.encode_segments(segments); }), count, "token");
     const wire::Message run = wire::Run{sequence_of(1, ids, 128)};
-    show("prompt: encoded for the link", timed(50, [&] { (void)wire::encode(run); }), count, "token");
+    show("prompt: encoded for the link", timed(50, [&] { (void)wire::encode(run); }), count,
+         "token");
     const auto frame = wire::encode(run);
     const auto bytes = std::span(frame).subspan(wire::kFrameHeaderBytes);
-    show("prompt: decoded", timed(50, [&] { (void)wire::decode_body(static_cast<uint16_t>(run.index()), bytes); }), count, "token");
+    show("prompt: decoded",
+         timed(50, [&] { (void)wire::decode_body(static_cast<uint16_t>(run.index()), bytes); }),
+         count, "token");
 }
 
 pd::CoreConfig core_config(uint32_t block_tokens) {
@@ -132,25 +141,33 @@ wire::TokenBatch batch_of(uint32_t index) {
 /// A step's tokens on their way to the frames of their streams.
 void tokens(const std::shared_ptr<const text::Tokenizer>& tokenizer) {
     const wire::Message batch = batch_of(1);
-    show("step of 64: encoded for the link", timed(500, [&] { (void)wire::encode(batch); }), kStreams, "token");
+    show("step of 64: encoded for the link", timed(500, [&] { (void)wire::encode(batch); }),
+         kStreams, "token");
     const auto frame = wire::encode(batch);
     const auto bytes = std::span(frame).subspan(wire::kFrameHeaderBytes);
-    show("step of 64: decoded", timed(500, [&] { (void)wire::decode_body(static_cast<uint16_t>(batch.index()), bytes); }), kStreams, "token");
+    show("step of 64: decoded",
+         timed(500, [&] { (void)wire::decode_body(static_cast<uint16_t>(batch.index()), bytes); }),
+         kStreams, "token");
 
     pd::Router router({});
     const wire::ReplicaTarget replica{ReplicaId{1}, Epoch{1}};
     router.add_replica(replica.replica, Role::kHybrid);
     router.replica_up(steady_now(), replica);
     for (uint32_t i = 0; i < kStreams; ++i)
-        (void)router.submit(steady_now(), sequence_of(i + 1, std::vector<TokenId>(512, 5), 1'000'000), steady_now() + 600'000);
+        (void)router.submit(steady_now(),
+                            sequence_of(i + 1, std::vector<TokenId>(512, 5), 1'000'000),
+                            steady_now() + 600'000);
     (void)router.take_actions();
     uint32_t index = 0;
     std::vector<wire::Message> coming;
     for (uint32_t i = 0; i < 7 * 500; ++i) coming.emplace_back(batch_of(i));
-    show("step of 64: routed", timed(500, [&] {
-        router.on_message(steady_now(), replica, coming[index++]);
-        (void)router.take_actions();
-    }), kStreams, "token");
+    show("step of 64: routed",
+         timed(500,
+               [&] {
+                   router.on_message(steady_now(), replica, coming[index++]);
+                   (void)router.take_actions();
+               }),
+         kStreams, "token");
 
     for (const bool chat : {false, true}) {
         openai::ResponseOptions options;
@@ -163,22 +180,27 @@ void tokens(const std::shared_ptr<const text::Tokenizer>& tokenizer) {
         options.prompts = {{512, ""}};
         openai::ResponseBuilder builder(options, tokenizer);
         TokenId id = 1'000;
-        show(chat ? "token: frame of a chat" : "token: frame of a completion", timed(5'000, [&] {
-            wire::Token token;
-            token.id = id = 1'000 + (id + 37) % 60'000;
-            (void)builder.push(0, {&token, 1}, wire::Finish::kNone);
-        }), 1, "token");
+        show(chat ? "token: frame of a chat" : "token: frame of a completion",
+             timed(5'000,
+                   [&] {
+                       wire::Token token;
+                       token.id = id = 1'000 + (id + 37) % 60'000;
+                       (void)builder.push(0, {&token, 1}, wire::Finish::kNone);
+                   }),
+             1, "token");
     }
 }
 
 int run(int argc, char** argv) {
-    if (argc < 3) return std::fprintf(stderr, "host_bench TOKENIZER.json TEXT [prompt tokens]\n"), 2;
+    if (argc < 3)
+        return std::fprintf(stderr, "host_bench TOKENIZER.json TEXT [prompt tokens]\n"), 2;
     const auto tokenizer = text::Tokenizer::from_json(read_file(argv[1]));
     if (!tokenizer) return std::fprintf(stderr, "%s\n", tokenizer.error().message.c_str()), 1;
     std::string text = read_file(argv[2]);
     std::vector<TokenId> ids = (*tokenizer)->encode(text, true, true);
     const size_t wanted = argc > 3 ? static_cast<size_t>(std::atoi(argv[3])) : 8'000;
-    if (ids.size() < wanted) return std::fprintf(stderr, "the text has %zu tokens only\n", ids.size()), 1;
+    if (ids.size() < wanted)
+        return std::fprintf(stderr, "the text has %zu tokens only\n", ids.size()), 1;
     ids.resize(wanted);
     text = (*tokenizer)->decode(ids, false);
     std::printf("prompt of %zu tokens, %zu bytes\n", ids.size(), text.size());
@@ -191,4 +213,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace baton
 
-int main(int argc, char** argv) { return baton::run(argc, argv); }
+int main(int argc, char** argv) {
+    return baton::run(argc, argv);
+}
