@@ -9,6 +9,9 @@
 #include "backend/cuda/attention_prefill.cuh"
 #include "backend/cuda/attention_prefill.hpp"
 #include "backend/cuda/attention_prefill_sm90.cuh"
+#if defined(BATON_WITH_FLASHINFER)
+#include "backend/cuda/flashinfer_prefill.hpp"
+#endif
 
 /// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|chain2|prefill|prefill90|append]...
 /// Built on request (target attention_bench).
@@ -261,7 +264,7 @@ void bench_decode(int sms) {
 /// What an attention adds to a layer of four matrix products (8, 4, 12 and 6 MB of weights) that prefetch them, in one chain.
 template <int HELD>
 void bench_chain(int sms) {
-    std::printf("chain, products that hold %d registers: us that a fused attention adds to a layer, early no and yes: ", 4 * HELD);
+    std::printf("chain, products that hold %d registers: us that a fused attention adds to a layer: early no and yes: ", 4 * HELD);
     for (const auto& v : kChain)
         std::printf("%s ", v.name);
     std::printf("\n");
@@ -335,7 +338,11 @@ cudaError_t hopper(const cuda::Launch& launch, const cuda::PrefillAttention& a) 
 }
 const PrefillVariant kHopper[] = {{"chosen", cuda::prefill_attention_90, cuda::prefill_attention_90},
                                   {"128 rows", hopper<128, 2>, hopper<64, 2>},
-                                  {"64 rows", hopper<128, 1>, hopper<64, 1>}};
+                                  {"64 rows", hopper<128, 1>, hopper<64, 1>},
+#if defined(BATON_WITH_FLASHINFER)
+                                  {"flashinfer", cuda::flashinfer_prefill_attention, cuda::flashinfer_prefill_attention},
+#endif
+};
 
 void bench_prefill(std::span<const PrefillVariant> variants) {
     std::printf("prefill, us (TFLOP/s); columns: ");

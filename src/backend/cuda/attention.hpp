@@ -58,15 +58,11 @@ struct DecodeAttention {
     /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
     /// them. The kernel then reads them before its dependency wait.
     bool early = false;
-    /// With `fused`, or null: the pages of the layer that comes next over the same blocks and lengths. Each thread block brings
-    /// what it will read first there, `next_tiles` tiles, into L2, while the products between leave memory idle (sm_90).
-    const KvView* next = nullptr;
-    uint32_t next_tiles = 0;
     void* workspace = nullptr;         ///< the most of decode_workspace_bytes(), zeroed once; calls of any batch share it
     uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };
-/// Thread blocks for a batch: a few for each context where there are few contexts, else one a multiprocessor; they share the
-/// contexts evenly, whatever the lengths. `kv_len` (about the longest context) is a hint; contexts may be longer or shorter.
+/// Thread blocks for a batch: a few for each context where there are few contexts, one for each where they are about as many as
+/// multiprocessors, else one a multiprocessor. They share the contexts evenly, whatever the lengths, where those are uneven. `kv_len` (about the longest context) is a hint; contexts may be longer or shorter.
 [[nodiscard]] uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, uint32_t multiprocessors);
 [[nodiscard]] size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits);
 /// Split-KV paged decode; contexts come from device memory, so one captured graph serves any lengths.

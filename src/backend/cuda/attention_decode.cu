@@ -13,7 +13,7 @@ cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
     if (device.error != cudaSuccess)
         return device.error;
     const bool clusters = device.compiled >= 90;
-    const uint32_t cluster = clusters ? decode_cluster(a) : 1;
+    const uint32_t cluster = decode_cluster(a, clusters);
     const uint32_t group = a.base.heads / a.base.kv.kv_heads;
     const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
     if (a.base.sequences <= 8 && fits(DecodeShape<D, 4, 2, 2>::shared(a.base.sequences, cluster, group)))
@@ -40,6 +40,9 @@ uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, u
         if (blocks > 0 && (cluster == 2 ? blocks <= multiprocessors && !half : half) && (kv_len <= 8192 || !half))
             return blocks;
     }
+    // A block for each, where they are about as many as multiprocessors: no parts to put together.
+    if (contexts <= multiprocessors && contexts * 8 >= multiprocessors * 7)
+        return contexts;
     return std::max(1u, multiprocessors);
 }
 

@@ -30,6 +30,8 @@
 /// positions are written by nobody: the one row that this step adds is written by this very kernel, after the wait, and
 /// no block reads it from memory (the one that needs it has it in shared memory). The workspace is touched only
 /// after the wait. A caller for whom this does not hold leaves `early` false.
+///
+/// The next kernel is let in after the wait, not at the start: it would take bandwidth and room from what this one waits for.
 namespace baton::backend::cuda {
 
 template <Elem E>
@@ -52,11 +54,8 @@ struct DecodeParams {
     float* parts;      ///< [grid, 2, 8, D] outputs of parts, not divided by their sums
     float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part
     int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
-    int cluster;       ///< blocks of a cluster
+    int cluster;       ///< blocks for each context; 0: the line of tiles alone
     bool early;
-    const T* next_k;   ///< pages of the layer after this, or null
-    const T* next_v;
-    int next_tiles;    ///< of each block's share that are brought into L2 for it
     // Where the kernel norms, rotates and appends by itself.
     const T* qkv;
     const float* q_norm;
@@ -168,22 +167,6 @@ struct Decode {
                 dev::copy16_of_stream(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable, policy);
             }
         }
-    }
-
-    /// Asks L2 for the slices of `count` tiles that this warp reads first in this layer, but of the next; `walk` gives the n-th.
-    /// A lane a piece of 16 tokens of K or V, which is one run of memory.
-    template <class Walk>
-    __device__ __forceinline__ void fetch_next_layer(int count, const Walk& walk) const {
-        const int tile = lane / (2 * kLookups);
-        if (p.next_k == nullptr || tile >= min(count, p.next_tiles))
-            return;
-        const DecodeWalk w = walk(tile);
-        const int token = w.tile * Shape::kTile + warp * Shape::kSlice + lane / 2 % kLookups * 16;
-        if (token >= w.length)
-            return;
-        const int64_t id = __ldg(p.blocks + static_cast<int64_t>(w.sequence) * p.blocks_stride + (token >> p.block_shift));
-        const int row = (w.head << p.block_shift) + (token & ((1 << p.block_shift) - 1));
-        dev::prefetch_run((lane & 1) == 0 ? p.next_k : p.next_v, id * p.block_stride + static_cast<int64_t>(row) * D, 16 * Shape::kRowBytes);
     }
 
     __device__ __forceinline__ const float2* turns_of(const DecodeWalk& w) const {
@@ -528,43 +511,53 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
     using Work = Decode<E, D, WARPS, STAGES, SIZE>;
     extern __shared__ __align__(1024) unsigned char shared[];
-    dev::launch_dependents();
     const Work work{p, shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32, p.qkv != nullptr,
                     dev::shared_address(shared) + threadIdx.x / 32 * static_cast<uint32_t>(STAGES * Shape::kStageBytes),
                     dev::read_once_policy()};
     ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
-    if (p.cluster > 1)
+    if (p.cluster > 0)
         cluster.announce();
     if (!p.early)
         dev::wait_for_earlier();
-    if (p.cluster > 1 && cluster.takes()) {
+    if (p.cluster > 0 && cluster.takes()) {
         cluster.run();
         return;
     }
 
     int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
     int* before = lengths + p.sequences;
-    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
-    const DecodeShares shares(before[p.sequences] * p.kv_heads, static_cast<int>(gridDim.x));
+    using Lengths = LaneLengths<Shape::kTile>;
+    const bool few = p.sequences <= Lengths::kSequencesMax;
+    Lengths held;
+    if (few)
+        held.load(p.kv_len, p.sequences, work.lane);
+    else
+        scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
+    const DecodeShares shares((few ? held.total : before[p.sequences]) * p.kv_heads, static_cast<int>(gridDim.x));
     const int begin = shares.begin(static_cast<int>(blockIdx.x));
     const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
+    const auto walk = [&](int tile) { return walk_to<Shape::kTile>(tile, lengths, before, p.sequences, p.kv_heads); };
+    const auto first_walk = [&](int tile) { return few ? held.walk_to(tile, p.kv_heads, work.lane) : walk(tile); };
     // Contexts that go on in the next block come first, so that the parts are put together while all are still at work, and
     // a block's last context is its own.
-    const auto walk_from_begin = [&] { return walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads); };
     DecodeWalk now{};
-    int now_at = 0;  ///< place in the block's share
+    int now_at = 0;  // place in the block's share
     int ids[Work::kLookups];
     if (count > 0) {
-        now = walk_to<Shape::kTile>(begin + count - 1, lengths, before, p.sequences, p.kv_heads);
+        now = first_walk(begin + count - 1);
         if (now.tile < now.tiles - 1 && now.tile < count - 1) {
             now_at = count - 1 - now.tile;
             now.tile = 0;
         } else {
-            now = walk_from_begin();
+            now = first_walk(begin);
         }
         work.look_up(ids, now);
     }
-    const int first_at = now_at;
+    if (few) {
+        if (work.warp == 0)
+            held.store(p.sequences, work.lane, lengths, before);
+        __syncthreads();
+    }
     DecodeWalk ahead = now;
     int ahead_at = now_at;
     const auto advance = [&](DecodeWalk& w, int& at) {
@@ -572,7 +565,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
             step<Shape::kTile>(w, lengths, p.sequences, p.kv_heads);
         } else {
             at = 0;
-            w = walk_from_begin();
+            w = walk(begin);
         }
     };
     auto fetch_next = [&](int i) {
@@ -585,56 +578,47 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
         }
         dev::copy_commit();
     };
+    // Not all stages yet: what lies between the wait and the first tile, rows and code too, would queue behind them.
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
         fetch_next(i);
     typename Work::Constants constants;
     if (count > 0)
         work.load_constants(constants, now);
+    work.clear_missing_heads();
     if (p.early)
         dev::wait_for_earlier();
+    dev::launch_dependents();
 
     for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
         if (lengths[s] == 0)
             for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
                 reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
 
-    work.clear_missing_heads();
     uint32_t q[D / 16][2];
     DecodeState<D> state;
     int first_tile = -1;
     int contexts = 0;
-    int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
     for (int i = 0; i < count; ++i) {
         if (first_tile < 0) {
             first_tile = now.tile;
-            if (contexts > 0) {  // its rows were fetched with a stage
-                if (STAGES > 2 && i < rows_since)
-                    dev::copy_wait<0>();
-                else
-                    dev::copy_wait<STAGES - 2>();
-            }
-            if (contexts > 0)
+            if (contexts > 0) {
+                dev::copy_wait<0>();  // its rows
                 work.load_constants(constants, now);
+            }
             const int here = min(now.tiles - now.tile, count - now_at);  // its tiles in this block
             work.begin(now, here == now.tiles - now.tile, contexts == 0 ? -1 : contexts & 1, constants, q);
             state.clear();
             ++contexts;
             if (i + here < count) {
-                const DecodeWalk next = now_at + here < count ? next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads)
-                                                              : walk_from_begin();
+                const DecodeWalk next = now_at + here < count ? next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads) : walk(begin);
                 work.fetch_rows(next, contexts & 1);
                 work.prefetch_constants(next);
-                rows_since = i + STAGES - 1;
             }
         }
         dev::copy_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
         fetch_next(i + STAGES - 1);
-        if (i == max(0, count - STAGES))  // all of this block's own are on their way
-            work.fetch_next_layer(count - first_at, [&](int n) {
-                return walk_to<Shape::kTile>(begin + first_at + n, lengths, before, p.sequences, p.kv_heads);
-            });
         work.add_tile(state, q, now, i % STAGES, constants.slot);
         if (now.tile == now.tiles - 1 || now_at == count - 1) {
             work.end(state, now, first_tile, i % STAGES, shares, before);
@@ -672,11 +656,6 @@ DecodeParams<E> decode_params(const DecodeAttention& a) {
     p.parts = reinterpret_cast<float*>(bytes);
     if (a.fused != nullptr) {
         p.early = a.early;
-        if (a.next != nullptr) {
-            p.next_k = static_cast<const T*>(a.next->k);
-            p.next_v = static_cast<const T*>(a.next->v);
-            p.next_tiles = static_cast<int>(a.next_tiles);
-        }
         p.qkv = static_cast<const T*>(a.fused->qkv);
         p.q_norm = a.fused->q_norm;
         p.k_norm = a.fused->k_norm;
@@ -687,20 +666,20 @@ DecodeParams<E> decode_params(const DecodeAttention& a) {
     return p;
 }
 
-/// Blocks of a cluster: where `splits` is a few times the number of contexts, a cluster for each.
-inline uint32_t decode_cluster(const DecodeAttention& a) {
+/// Blocks of a cluster: where `splits` is a few times the number of contexts, a cluster for each; one where it is that number.
+inline uint32_t decode_cluster(const DecodeAttention& a, bool clusters) {
     const uint32_t contexts = a.base.sequences * a.base.kv.kv_heads;
     for (const uint32_t size : {8u, 4u, 2u})
-        if (contexts * size == a.splits)
+        if (clusters && contexts * size == a.splits)
             return size;
-    return 1;
+    return contexts == a.splits ? 1 : 0;
 }
 
 /// `clusters`: whether the device has them.
 template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
 cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool clusters) {
     using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
-    const uint32_t cluster = clusters ? decode_cluster(a) : 1;
+    const uint32_t cluster = decode_cluster(a, clusters);
     DecodeParams<E> p = decode_params<E>(a);
     p.cluster = static_cast<int>(cluster);
     return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(

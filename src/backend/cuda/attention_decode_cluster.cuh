@@ -4,7 +4,7 @@
 
 #include "backend/cuda/attention_decode.cuh"
 
-/// Decode attention by a cluster of thread blocks a context; part of attention_decode.cuh.
+/// Decode attention by a cluster of thread blocks a context, or by one block; part of attention_decode.cuh.
 ///
 /// Block r of a cluster of n takes the tiles r, r + n, … of its context: its first one does not depend on the length, so the
 /// block numbers are asked for together with the length, and neither waits for a barrier. Each block hands its part to the
@@ -20,73 +20,82 @@ struct ClusterDecode {
     const Work& work;
     DecodeWalk now{};  ///< this block's first tile
     int rank = 0;
-    int ids[Work::kLookups] = {};
+    DecodeWalk ahead{};            ///< the next tile to be fetched
+    int ids[Work::kLookups] = {};  ///< its block numbers
 
     __device__ __forceinline__ uint32_t room() const {
         return dev::shared_address(work.shared) + static_cast<uint32_t>(Shape::cluster_at(work.p.sequences));
     }
     /// Makes the barrier and says that this block has started.
     __device__ __forceinline__ void announce() {
-        rank = static_cast<int>(blockIdx.x) % work.p.cluster;
+        if (work.p.cluster == 1)
+            return;
+        rank = static_cast<int>(blockIdx.x) & (work.p.cluster - 1);
         if (threadIdx.x == 0)
             dev::cluster_barrier_init(room());
         __syncwarp();
         dev::cluster_arrive();
     }
 
-    /// Whether the lengths are even enough: not if the longest would take longer than an even share by more than a tile. All warps
-    /// find the same.
+    /// Starts the copies, unless the lengths are too uneven for clusters: if the longest would take longer than an even share by more
+    /// than a tile. All warps find the same.
     __device__ __forceinline__ bool takes() {
         const auto& p = work.p;
-        if (p.sequences > 32)
+        constexpr int kLanesMost = 4;  // lengths a lane
+        if (p.sequences > 32 * kLanesMost)
             return false;
-        const int context = static_cast<int>(blockIdx.x) / p.cluster;
+        const int context = static_cast<int>(blockIdx.x) / p.cluster;  // a power of two
         now.sequence = context / p.kv_heads;
-        now.head = context % p.kv_heads;
+        now.head = context - now.sequence * p.kv_heads;
         now.tile = rank;
-        const int mine = work.lane < p.sequences ? max(0, __ldg(p.kv_len + work.lane)) : 0;
+        now.length = max(0, __ldg(p.kv_len + now.sequence));
+        int lengths[kLanesMost];
+#pragma unroll
+        for (int k = 0; k < kLanesMost; ++k)
+            lengths[k] = work.lane + 32 * k < p.sequences ? __ldg(p.kv_len + work.lane + 32 * k) : 0;
         const int32_t* table = p.blocks + static_cast<int64_t>(now.sequence) * p.blocks_stride;
 #pragma unroll
         for (int j = 0; j < Work::kLookups; ++j)
             ids[j] = __ldg(table + min(token_of(j) >> p.block_shift, p.blocks_stride - 1));
-        const int tiles = (mine + Shape::kTile - 1) / Shape::kTile;
-        const int total = __reduce_add_sync(0xffffffffu, tiles) * p.kv_heads;
-        const int most = __reduce_max_sync(0xffffffffu, tiles);
-        const int grid = static_cast<int>(gridDim.x);
-        const int each = total / grid;
-        now.length = __shfl_sync(0xffffffffu, mine, now.sequence);
         now.tiles = (now.length + Shape::kTile - 1) / Shape::kTile;
 #pragma unroll
         for (int j = 0; j < Work::kLookups; ++j)
             ids[j] = token_of(j) < now.length - (work.fused ? 1 : 0) ? ids[j] : -1;
-        return (most + p.cluster - 1) / p.cluster <= each + (total > each * grid ? 2 : 1);
+        ahead = now;
+        fetch_next(0);
+        int total = 0;
+        int most = 0;
+#pragma unroll
+        for (int k = 0; k < kLanesMost; ++k) {
+            const int tiles = (max(0, lengths[k]) + Shape::kTile - 1) / Shape::kTile;
+            total += tiles;
+            most = max(most, tiles);
+        }
+        total = __reduce_add_sync(0xffffffffu, total) * p.kv_heads;
+        most = (__reduce_max_sync(0xffffffffu, most) + p.cluster - 1) / p.cluster;
+        if ((most - 2) * static_cast<int>(gridDim.x) < total)
+            return true;
+        dev::copy_wait<0>();  // before others fill the stage
+        __syncwarp();
+        return false;
     }
 
     __device__ __forceinline__ void run() {
         const auto& p = work.p;
-        const int count = rank < now.tiles ? (now.tiles - rank + p.cluster - 1) / p.cluster : 0;
-        DecodeWalk ahead = now;
-        auto fetch_next = [&](int i) {
-            if (i < count) {
-                work.fetch(ids, ahead, i % STAGES);
-                ahead.tile += p.cluster;
-                if (i + 1 < count)
-                    work.look_up(ids, ahead);
-            }
-            dev::copy_commit();
-        };
+        const int count = tiles_here();
 #pragma unroll
-        for (int i = 0; i < STAGES - 1; ++i)
+        for (int i = 1; i < STAGES - 1; ++i)
             fetch_next(i);
         typename Work::Constants constants;
         if (count > 0)
             work.load_constants(constants, now);
+        work.clear_missing_heads();
         if (p.early)
             dev::wait_for_earlier();
+        dev::launch_dependents();
         if (now.length == 0 && rank == 0)
             for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads)
                 work.put(now.sequence, now.head, i, float2{}, 1.0f);
-        work.clear_missing_heads();
 
         int last_stage = 0;
         DecodeState<D> state;
@@ -98,25 +107,35 @@ struct ClusterDecode {
                 dev::copy_wait<STAGES - 2>();
                 __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
                 fetch_next(i + STAGES - 1);
-                if (i == max(0, count - STAGES))  // all of this block's own are on their way
-                    work.fetch_next_layer(count, [&](int n) {
-                        DecodeWalk w = now;
-                        w.tile = rank + n * p.cluster;
-                        return w;
-                    });
                 last_stage = i % STAGES;
                 work.add_tile(state, q, now, last_stage, constants.slot);
                 now.tile += p.cluster;
             }
             work.lay_out(state, last_stage);
         }
-        dev::cluster_wait();  // all have started: their shared memory may be written
+        if (p.cluster > 1)
+            dev::cluster_wait();  // all have started: their shared memory may be written
         hand_in(count > 0, last_stage);
-        if (now.tiles > 1 && rank == p.cluster - 1)
+        if (shared_context() && rank == p.cluster - 1)
             join();
     }
 
   private:
+    /// Whether several blocks have a part of the context.
+    __device__ __forceinline__ bool shared_context() const { return now.tiles > 1 && work.p.cluster > 1; }
+    __device__ __forceinline__ int tiles_here() const {
+        return rank < now.tiles ? (now.tiles - rank + work.p.cluster - 1) / work.p.cluster : 0;
+    }
+    /// Starts the copy of this block's i-th tile, if there is one.
+    __device__ __forceinline__ void fetch_next(int i) {
+        if (ahead.tile < ahead.tiles) {
+            work.fetch(ids, ahead, i % STAGES);
+            ahead.tile += work.p.cluster;
+            if (ahead.tile < ahead.tiles)
+                work.look_up(ids, ahead);
+        }
+        dev::copy_commit();
+    }
     __device__ __forceinline__ int token_of(int lookup) const { return rank * Shape::kTile + work.warp * Shape::kSlice + 16 * lookup; }
     /// Bytes of a block's part: marks and outputs.
     __device__ __forceinline__ int part_bytes() const { return work.p.group * (D + 2) * 4; }
@@ -124,7 +143,7 @@ struct ClusterDecode {
     __device__ __forceinline__ void hand_in(bool any, int stage) const {
         const auto& p = work.p;
         const auto last = static_cast<uint32_t>(p.cluster - 1);
-        if (now.tiles > 1 && rank == p.cluster - 1 && threadIdx.x == 0)
+        if (shared_context() && rank == p.cluster - 1 && threadIdx.x == 0)
             dev::cluster_barrier_expect(room(), static_cast<uint32_t>(min(now.tiles, p.cluster) * part_bytes()));
         if (!any)
             return;
@@ -134,7 +153,7 @@ struct ClusterDecode {
         for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
             float2 mark;
             const float2 out = work.over_warps(i / D, i % D, stage, mark);
-            if (now.tiles == 1) {
+            if (!shared_context()) {
                 work.put(now.sequence, now.head, i, out, mark.y);
                 continue;
             }

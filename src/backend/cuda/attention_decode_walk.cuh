@@ -64,6 +64,72 @@ __device__ __forceinline__ void scan_lengths(const int32_t* kv_len, int sequence
     __syncthreads();
 }
 
+/// The lengths of up to 128 sequences in the registers of a warp, four a lane: to find a block's place on the line without a
+/// barrier between.
+template <int TILE>
+struct LaneLengths {
+    static constexpr int kSequencesMax = 128;
+    int length[4];
+    int end[4];  ///< tiles of all sequences up to this one
+    int total;
+
+    __device__ __forceinline__ void load(const int32_t* kv_len, int sequences, int lane) {
+        int sum = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            length[k] = lane * 4 + k < sequences ? max(0, __ldg(kv_len + lane * 4 + k)) : 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            sum += (length[k] + TILE - 1) / TILE;
+            end[k] = sum;
+        }
+        int before = sum;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            const int other = __shfl_up_sync(0xffffffffu, before, o);
+            before += lane >= o ? other : 0;
+        }
+        total = __shfl_sync(0xffffffffu, before, 31);
+        before -= sum;
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            end[k] += before;
+    }
+    /// One warp. The tables of scan_lengths, for when the block goes on.
+    __device__ __forceinline__ void store(int sequences, int lane, int* lengths, int* before) const {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (lane * 4 + k < sequences) {
+                lengths[lane * 4 + k] = length[k];
+                before[lane * 4 + k + 1] = end[k];
+            }
+        if (lane == 0)
+            before[0] = 0;
+    }
+    __device__ __forceinline__ DecodeWalk walk_to(int tile, int kv_heads, int lane) const {
+        const unsigned past = __ballot_sync(0xffffffffu, end[3] * kv_heads > tile);
+        const int owner = __ffs(static_cast<int>(past)) - 1;
+        int k = 0;
+        int mine = length[0];
+        int last = end[0];
+#pragma unroll
+        for (int i = 1; i < 4; ++i)
+            if (end[i - 1] * kv_heads <= tile) {
+                k = i;
+                mine = length[i];
+                last = end[i];
+            }
+        DecodeWalk w;
+        w.sequence = __shfl_sync(0xffffffffu, lane * 4 + k, owner);
+        w.length = __shfl_sync(0xffffffffu, mine, owner);
+        w.tiles = (w.length + TILE - 1) / TILE;
+        const int rest = tile - (__shfl_sync(0xffffffffu, last, owner) - w.tiles) * kv_heads;
+        w.head = rest / w.tiles;
+        w.tile = rest - w.head * w.tiles;
+        return w;
+    }
+};
+
 template <int TILE>
 __device__ __forceinline__ DecodeWalk walk_to(int tile, const int* lengths, const int* before, int sequences, int kv_heads) {
     int low = 0;

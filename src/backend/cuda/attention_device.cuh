@@ -77,14 +77,6 @@ __device__ __forceinline__ void copy16_of_stream(uint32_t to, const void* from, 
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(policy)
                  : "memory");
 }
-/// Asks L2 for `bytes` (a multiple of 16) that begin `offset` elements after `base`; sm_90.
-template <class T>
-__device__ __forceinline__ void prefetch_run(const T* base, int64_t offset, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(base + offset), "r"(bytes) : "memory");
-#endif
-}
-
 }  // namespace baton::backend::cuda::dev
 
 namespace baton::backend::cuda {
