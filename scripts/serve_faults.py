@@ -266,7 +266,7 @@ def first_token(ctx, model, topology, env):
 
 def check_start(ctx):
     """The first start of a machine tunes its kernels and keeps the result; the bars are for those after it."""
-    for name, model, bar in (("0.6B" if ctx.real else "tiny", ctx.model, 3.0), ("8B", ctx.model_8b, 6.0)):
+    for name, model, bar in (("0.6B", ctx.model, 3.0) if ctx.real else ("tiny", ctx.model, 60.0), ("8B", ctx.model_8b, 6.0)):
         if not model:
             continue
         for file in pathlib.Path(model).glob("*.safetensors"):  # into the page cache

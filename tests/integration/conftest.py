@@ -1,4 +1,6 @@
+import json
 import os
+from pathlib import Path
 
 import harness
 import pytest
@@ -17,3 +19,15 @@ def pd():
     with harness.Server() as server:
         server.launch("1p1d")
         yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """The tiny Qwen3 of the unit tests, with a longer context."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    for file in (Path(__file__).resolve().parents[1] / "data/model/qwen3").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder

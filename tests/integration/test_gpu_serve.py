@@ -1,7 +1,6 @@
 """The checks that scripts/gpu_serve.py makes on GPU machines, over fake GPUs and a tiny model: that they pass where all is well, and fail
 where it is not."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,18 +14,6 @@ FAKE = os.environ.get("BATON_FAKE_GPU_BINARY") or str(Path(BINARY).parent / "tes
 pytestmark = pytest.mark.skipif(not os.path.exists(FAKE), reason=f"{FAKE} is not there")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The tiny Qwen3 of the tests, with a longer context."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    folder.mkdir()
-    for file in (ROOT / "tests/data/model/qwen3").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
-    return folder
-
-
 def run(model, *args, **env):
     command = [sys.executable, ROOT / "scripts/gpu_serve.py", *args, "--binary", FAKE, "--model", model, "--gpus", "0,1", "--requests", "120", "--longest", "400",
                "--cycles", "3", "--movers", "cuda_ipc,tcp"]
@@ -35,16 +22,16 @@ def run(model, *args, **env):
 
 
 @pytest.mark.parametrize("check", ["mixed 2p2d", "snapshots", "cycles", "errors", "start"])
-def test_checks_pass(model, check):
-    code, out = run(model, *check.split(), **({"BATON_FAKE_GPU_STEP_US": "1500"} if check == "snapshots" else {}))
+def test_checks_pass(tiny_model, check):
+    code, out = run(tiny_model, *check.split(), **({"BATON_FAKE_GPU_STEP_US": "1500"} if check == "snapshots" else {}))
     assert code == 0 and "\n0 checks failed" in out and "FAIL" not in out, out
 
 
-def test_a_failed_device_shows(model, tmp_path):
-    code, out = run(model, "2p2d", BATON_FAKE_GPU_FAIL_AT="90", BATON_FAKE_GPU_FAIL_MARK=str(tmp_path / "failed"))
+def test_a_failed_device_shows(tiny_model, tmp_path):
+    code, out = run(tiny_model, "2p2d", BATON_FAKE_GPU_FAIL_AT="90", BATON_FAKE_GPU_FAIL_MARK=str(tmp_path / "failed"))
     assert code == 1 and "FAIL" in out, out
 
 
-def test_an_unknown_check_is_refused(model):
-    code, out = run(model, "none-of-that-name")
+def test_an_unknown_check_is_refused(tiny_model):
+    code, out = run(tiny_model, "none-of-that-name")
     assert code == 2 and "pd-verify" in out

@@ -29,30 +29,30 @@ def test_prefill_and_decode_on_gpus(mover):
     assert not report.failures
 
 
-def over_fake_gpus(gpus, movers, **extra):
+def over_fake_gpus(gpus, movers, model=MODEL, **extra):
     report = Report()
-    settings = pd_verify.Settings({"GPU": "1", "MODEL_PATH": MODEL, "MOVERS": movers})
+    settings = pd_verify.Settings({"GPU": "1", "MODEL_PATH": str(model), "MOVERS": movers})
     settings.extra, settings.max_tokens = extra, 4  # the fake GPU is a thread
     pd_verify.verify(FAKE, report, settings, env={"BATON_FAKE_GPUS": str(gpus)})
     return report.failures
 
 
 @needs_fake
-@pytest.mark.parametrize("gpus,movers", [(2, "cuda_ipc"), (1, "tcp")])
-def test_it_passes_over_fake_gpus(gpus, movers):
-    assert over_fake_gpus(gpus, movers) == []
+def test_it_passes_over_fake_gpus(tiny_model):
+    assert over_fake_gpus(2, "cuda_ipc") == []
+    assert over_fake_gpus(1, "tcp", tiny_model) == []
 
 
 @needs_fake
-def test_it_fails_where_the_kv_does_not_arrive():
-    failures = over_fake_gpus(2, "cuda_ipc", fault="fail_pulls")
+def test_it_fails_where_the_kv_does_not_arrive(tiny_model):
+    failures = over_fake_gpus(2, "cuda_ipc", tiny_model, fault="fail_pulls")
     assert any("kv.staged and kv.loaded once for 0 of" in f for f in failures)
     assert any("fallbacks" in f for f in failures)
 
 
 @needs_fake
-def test_it_fails_where_another_mover_carries_the_kv():
-    failures = over_fake_gpus(2, "cuda_ipc", mover="tcp")
+def test_it_fails_where_another_mover_carries_the_kv(tiny_model):
+    failures = over_fake_gpus(2, "cuda_ipc", tiny_model, mover="tcp")
     assert any("kv.staged and kv.loaded once for 0 of" in f for f in failures)
 
 
