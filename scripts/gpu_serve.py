@@ -80,7 +80,7 @@ def main():
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     parser.add_argument("--binary", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--model-8b", help="start: a second, larger model")
+    parser.add_argument("--model-8b", help="start: this model of 8B instead, with its bar")
     parser.add_argument("--gpus", default="0", help="of the prefill and the decode replica, e.g. 0,1; one number: they share it; cpu: to try kill without")
     parser.add_argument("--movers", default="cuda_ipc,nccl")
     parser.add_argument("--quick", action="store_true", help="serve: fewer and shorter texts")

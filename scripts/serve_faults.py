@@ -266,9 +266,8 @@ def first_token(ctx, model, topology, env):
 
 def check_start(ctx):
     """The first start of a machine tunes its kernels and keeps the result; the bars are for those after it."""
-    for name, model, bar in (("0.6B", ctx.model, 3.0) if ctx.real else ("tiny", ctx.model, 60.0), ("8B", ctx.model_8b, 6.0)):
-        if not model:
-            continue
+    own = ("0.6B", ctx.model, 3.0) if ctx.real else ("tiny", ctx.model, 60.0)
+    for name, model, bar in [("8B", ctx.model_8b, 6.0)] if ctx.model_8b else [own]:
         for file in pathlib.Path(model).glob("*.safetensors"):  # into the page cache
             subprocess.run(["cat", str(file)], stdout=subprocess.DEVNULL, check=True)
         with tempfile.TemporaryDirectory(prefix="baton-start-") as cache:
