@@ -144,6 +144,14 @@ class Bench:
     def __init__(self, o):
         self.o, self.rows, self.seed = o, [], 1
 
+    def warm(self, server, most):
+        """Not measured: batches of 1 to `most` sequences and long prompts, so that no point pays for what happens once."""
+        for inputs, outputs, n in ((512, 32, most), (8192, 8, 3)):
+            self.seed += 1
+            subprocess.run([self.o.client, "bench", "serve", "--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--json", "--seed", str(self.seed),
+                            "--concurrency", str(n), "--requests", str(n), "--warmup", str(n), "--input-tokens", str(inputs), "--output-tokens", str(outputs)],
+                           capture_output=True, timeout=60)
+
     def point(self, server, kind, model, name, args):
         """One run of the client. `args` are its options; the seed is another each time, so that no prompt is in a cache."""
         self.seed += 1
@@ -317,6 +325,7 @@ def main():
     parser.add_argument("--time", type=float, default=1.0, help="factor of the durations")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="a further key of the launch")
     parser.add_argument("--serve", action="append", default=[], metavar="OPTION", help="a further option of baton serve, e.g. --serve=--snapshot-bytes=1073741824")
+    parser.add_argument("--cold", action="store_true", help="measure from the launch on, without a warm-up")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="part")
     o = parser.parse_args()
@@ -336,6 +345,8 @@ def main():
                     break
                 seconds = server.launch(folder, kind, {**extra, **keys})
                 print(f"{model} on {kind}: launched in {seconds:.1f} s, {time.monotonic() - begin:.0f} s into the run", flush=True)
+                if not o.cold:
+                    bench.warm(server, 32 if o.tiny else 64 if name == "pair" else 160)
                 for label, args in points(o.time):
                     if (not o.only or re.search(o.only, label)) and time.monotonic() - begin < o.limit:
                         bench.point(server, kind, model, label, args)
