@@ -13,10 +13,10 @@
 /// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
 /// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
 /// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
-/// the parts together. A block begins with the context that goes on in the next block, and ends with one of its own.
+/// the parts together.
 ///
-/// For few contexts the launch has a cluster of blocks for each (attention_decode_cluster.cuh). Where the lengths are even
-/// enough a cluster then takes its own context, which is quicker to begin and to end.
+/// For few contexts the launch has a block or a cluster of blocks for each (attention_decode_cluster.cuh). Where the lengths are
+/// even enough those then take a context each, which is quicker to begin and to end.
 ///
 /// Within a tile each warp owns kSlice tokens, with its own ring of stages in shared memory and its own running maximum,
 /// sum and output: in the loop over the context no barrier joins the warps. Products run on the tensor cores, turned so that
@@ -30,8 +30,6 @@
 /// positions are written by nobody: the one row that this step adds is written by this very kernel, after the wait, and
 /// no block reads it from memory (the one that needs it has it in shared memory). The workspace is touched only
 /// after the wait. A caller for whom this does not hold leaves `early` false.
-///
-/// The next kernel is let in after the wait, not at the start: it would take bandwidth and room from what this one waits for.
 namespace baton::backend::cuda {
 
 template <Elem E>
@@ -128,7 +126,6 @@ struct Decode {
     int lane;
     bool fused;
     uint32_t ring;   ///< shared address of this warp's stages
-    uint64_t policy; ///< K and V are read once: they do not push out of L2 what is read again
 
     /// Block numbers of the warp's slice, -1 where nothing is to be read.
     __device__ __forceinline__ void look_up(int (&ids)[kLookups], const DecodeWalk& w) const {
@@ -141,7 +138,9 @@ struct Decode {
         }
     }
 
-    /// Starts the copy of the warp's slice into a stage. Rows that are not in memory become zero.
+    /// Starts the copy of the warp's slice into a stage. Rows that are not in memory become zero. With ONCE they are the first that
+    /// L2 gives up.
+    template <bool ONCE>
     __device__ __forceinline__ void fetch(const int (&ids)[kLookups], const DecodeWalk& w, int stage) const {
         constexpr int kPieces = D / 8;
         constexpr int kStep = 32 / kPieces;
@@ -149,6 +148,12 @@ struct Decode {
         const int row0 = lane / kPieces;
         const int readable = w.length - (fused ? 1 : 0);
         const uint32_t to = ring + static_cast<uint32_t>(stage * Shape::kStageBytes);
+        const auto copy = [&](uint32_t place, const T* from, bool there) {
+            if constexpr (ONCE)
+                dev::copy16_of_stream(place, from, there, dev::read_once_policy());
+            else
+                dev::copy16_of_line(place, from, there);
+        };
 #pragma unroll
         for (int j = 0; j < kLookups; ++j) {
             const int first = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
@@ -158,13 +163,13 @@ struct Decode {
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16_of_stream(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable, policy);
+                copy(to + place, p.k + page + (i + row0) * D, first + i + row0 < readable);
             }
 #pragma unroll
             for (int i = 0; i < 16; i += kStep) {
                 const int row = 16 * j + i + row0;
                 const uint32_t place = static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-                dev::copy16_of_stream(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable, policy);
+                copy(to + Shape::kHalf + place, p.v + page + (i + row0) * D, first + i + row0 < readable);
             }
         }
     }
@@ -421,6 +426,7 @@ struct Decode {
     __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
                                         const int* before) const {
         lay_out(a, stage);
+        const float2* marks = reinterpret_cast<const float2*>(shared + Shape::kMarksAt);
         const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
         const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
         const int first = shares.owner(line);
@@ -428,17 +434,29 @@ struct Decode {
         // A block's part of a context that begins inside its share lies behind that of its first one.
         auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
         const int slot = slot_of(block);
-        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
+        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
-            float2 mark;
-            const float2 out = over_warps(h, d, stage, mark);
+            float top = dev::minus_infinity();
+#pragma unroll
+            for (int x = 0; x < WARPS; ++x)
+                top = fmaxf(top, marks[x * 8 + h].x);
+            float all = 0;
+            float out = 0;
+#pragma unroll
+            for (int x = 0; x < WARPS; ++x) {
+                const float2 m = marks[x * 8 + h];
+                const float factor = dev::exp2_fast(m.x - top);
+                all = fmaf(m.y, factor, all);
+                out = fmaf(reinterpret_cast<const float*>(shared + (x * STAGES + stage) * Shape::kStageBytes)[h * Shape::kPad + d],
+                           factor, out);
+            }
             if (complete) {
-                put(w.sequence, w.head, i, out, mark.y);
+                p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
             } else {
-                __stcg(reinterpret_cast<float2*>(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d), out);
+                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
                 if (d == 0)
-                    __stcg(p.marks + slot * 8 + h, mark);
+                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
             }
         }
         if (!complete)
@@ -462,21 +480,21 @@ struct Decode {
         if (threadIdx.x == 0)
             *arrived = 0;
         constexpr int kBatch = 8;
-        for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
+        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
             const int h = i / D;
             const int d = i % D;
             float top = dev::minus_infinity();
             float all = 0;
-            float2 out{};
+            float out = 0;
             for (int b0 = first; b0 <= last; b0 += kBatch) {
                 float2 m[kBatch];
-                float2 o[kBatch];
+                float o[kBatch];
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x) {
                     const int b = b0 + x;
                     const int slot = b == first ? first_slot : 2 * b;
                     m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
-                    o[x] = b <= last ? __ldcg(reinterpret_cast<const float2*>(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d)) : float2{};
+                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
                 }
                 float high = top;
 #pragma unroll
@@ -484,18 +502,16 @@ struct Decode {
                     high = fmaxf(high, m[x].x);
                 const float shrink = dev::exp2_fast(top - high);
                 all *= shrink;
-                out.x *= shrink;
-                out.y *= shrink;
+                out *= shrink;
                 top = high;
 #pragma unroll
                 for (int x = 0; x < kBatch; ++x) {
                     const float factor = dev::exp2_fast(m[x].x - high);
                     all = fmaf(m[x].y, factor, all);
-                    out.x = fmaf(o[x].x, factor, out.x);
-                    out.y = fmaf(o[x].y, factor, out.y);
+                    out = fmaf(o[x], factor, out);
                 }
             }
-            put(w.sequence, w.head, i, out, all);
+            p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
         }
     }
 };
@@ -506,126 +522,105 @@ struct Decode {
 
 namespace baton::backend::cuda {
 
-template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
+/// CONTEXTS: the launch has blocks for each context. They are a kernel of their own, as code that lies between what is used makes
+/// the line's kernel slower.
+template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM, bool CONTEXTS>
 __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams<E> p) {
     using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
     using Work = Decode<E, D, WARPS, STAGES, SIZE>;
     extern __shared__ __align__(1024) unsigned char shared[];
-    const Work work{p, shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32, p.qkv != nullptr,
-                    dev::shared_address(shared) + threadIdx.x / 32 * static_cast<uint32_t>(STAGES * Shape::kStageBytes),
-                    dev::read_once_policy()};
-    ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
-    if (p.cluster > 0)
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Work work{p, shared, warp, lane, p.qkv != nullptr,
+                    dev::shared_address(shared) + static_cast<uint32_t>(warp * STAGES * Shape::kStageBytes)};
+    if constexpr (CONTEXTS) {
+        ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
         cluster.announce();
-    if (!p.early)
-        dev::wait_for_earlier();
-    if (p.cluster > 0 && cluster.takes()) {
-        cluster.run();
-        return;
+        if (!p.early)
+            dev::wait_for_earlier();
+        if (cluster.takes()) {
+            cluster.run();
+            return;
+        }
     }
+    dev::launch_dependents();
+    if (!CONTEXTS && !p.early)
+        dev::wait_for_earlier();
 
     int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
     int* before = lengths + p.sequences;
-    using Lengths = LaneLengths<Shape::kTile>;
-    const bool few = p.sequences <= Lengths::kSequencesMax;
-    Lengths held;
-    if (few)
-        held.load(p.kv_len, p.sequences, work.lane);
-    else
-        scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
-    const DecodeShares shares((few ? held.total : before[p.sequences]) * p.kv_heads, static_cast<int>(gridDim.x));
+    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
+    const int total = before[p.sequences] * p.kv_heads;
+    const DecodeShares shares(total, static_cast<int>(gridDim.x));
     const int begin = shares.begin(static_cast<int>(blockIdx.x));
     const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
-    const auto walk = [&](int tile) { return walk_to<Shape::kTile>(tile, lengths, before, p.sequences, p.kv_heads); };
-    const auto first_walk = [&](int tile) { return few ? held.walk_to(tile, p.kv_heads, work.lane) : walk(tile); };
-    // Contexts that go on in the next block come first, so that the parts are put together while all are still at work, and
-    // a block's last context is its own.
     DecodeWalk now{};
-    int now_at = 0;  // place in the block's share
+    DecodeWalk ahead{};
     int ids[Work::kLookups];
     if (count > 0) {
-        now = first_walk(begin + count - 1);
-        if (now.tile < now.tiles - 1 && now.tile < count - 1) {
-            now_at = count - 1 - now.tile;
-            now.tile = 0;
-        } else {
-            now = first_walk(begin);
-        }
-        work.look_up(ids, now);
+        now = walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads);
+        ahead = now;
+        work.look_up(ids, ahead);
     }
-    if (few) {
-        if (work.warp == 0)
-            held.store(p.sequences, work.lane, lengths, before);
-        __syncthreads();
-    }
-    DecodeWalk ahead = now;
-    int ahead_at = now_at;
-    const auto advance = [&](DecodeWalk& w, int& at) {
-        if (++at < count) {
-            step<Shape::kTile>(w, lengths, p.sequences, p.kv_heads);
-        } else {
-            at = 0;
-            w = walk(begin);
-        }
-    };
     auto fetch_next = [&](int i) {
         if (i < count) {
-            work.fetch(ids, ahead, i % STAGES);
-            if (i + 1 < count) {
-                advance(ahead, ahead_at);
+            work.template fetch<false>(ids, ahead, i % STAGES);
+            step<Shape::kTile>(ahead, lengths, p.sequences, p.kv_heads);
+            if (i + 1 < count)
                 work.look_up(ids, ahead);
-            }
         }
         dev::copy_commit();
     };
-    // Not all stages yet: what lies between the wait and the first tile, rows and code too, would queue behind them.
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
         fetch_next(i);
     typename Work::Constants constants;
     if (count > 0)
         work.load_constants(constants, now);
-    work.clear_missing_heads();
     if (p.early)
         dev::wait_for_earlier();
-    dev::launch_dependents();
 
     for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
         if (lengths[s] == 0)
             for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
                 reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
 
+    work.clear_missing_heads();
     uint32_t q[D / 16][2];
     DecodeState<D> state;
     int first_tile = -1;
     int contexts = 0;
+    int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
     for (int i = 0; i < count; ++i) {
         if (first_tile < 0) {
             first_tile = now.tile;
-            if (contexts > 0) {
-                dev::copy_wait<0>();  // its rows
-                work.load_constants(constants, now);
+            if (contexts > 0) {  // its rows were fetched with a stage
+                if (STAGES > 2 && i < rows_since)
+                    dev::copy_wait<0>();
+                else
+                    dev::copy_wait<STAGES - 2>();
             }
-            const int here = min(now.tiles - now.tile, count - now_at);  // its tiles in this block
-            work.begin(now, here == now.tiles - now.tile, contexts == 0 ? -1 : contexts & 1, constants, q);
+            if (contexts > 0)
+                work.load_constants(constants, now);
+            work.begin(now, now.tiles - now.tile <= count - i, contexts == 0 ? -1 : contexts & 1, constants, q);
             state.clear();
             ++contexts;
-            if (i + here < count) {
-                const DecodeWalk next = now_at + here < count ? next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads) : walk(begin);
+            if (now.tiles - now.tile < count - i) {
+                const DecodeWalk next = next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
                 work.fetch_rows(next, contexts & 1);
                 work.prefetch_constants(next);
+                rows_since = i + STAGES - 1;
             }
         }
         dev::copy_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
         fetch_next(i + STAGES - 1);
         work.add_tile(state, q, now, i % STAGES, constants.slot);
-        if (now.tile == now.tiles - 1 || now_at == count - 1) {
+        if (now.tile == now.tiles - 1 || i == count - 1) {
             work.end(state, now, first_tile, i % STAGES, shares, before);
             first_tile = -1;
         }
-        if (i + 1 < count)
-            advance(now, now_at);
+        step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
     }
 }
 
@@ -682,8 +677,10 @@ cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool c
     const uint32_t cluster = decode_cluster(a, clusters);
     DecodeParams<E> p = decode_params<E>(a);
     p.cluster = static_cast<int>(cluster);
-    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(
-        launch, a.splits, Shape::kThreads, Shape::shared(a.base.sequences, cluster, a.base.heads / a.base.kv.kv_heads), p, cluster);
+    const size_t shared = Shape::shared(a.base.sequences, cluster, a.base.heads / a.base.kv.kv_heads);
+    if (cluster > 0)
+        return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM, true>>(launch, a.splits, Shape::kThreads, shared, p, cluster);
+    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM, false>>(launch, a.splits, Shape::kThreads, shared, p);
 }
 
 }  // namespace baton::backend::cuda
