@@ -238,6 +238,7 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
         }
         std::printf(", best in chain %.3f:", static_cast<double>(best));
         for (const Choice& c : ways) std::printf(" [%s %.2f]", describe(c).c_str(), static_cast<double>(c.microseconds));
+        std::printf(", cublaslt again %.3f, best again %.3f", static_cast<double>(chain.time(library, true)), static_cast<double>(chain.time(ways, true)));
         std::printf(", each in it, us a layer:");
         const float whole = chain.time(ways, true);
         for (int i = 0; i < 5; ++i)

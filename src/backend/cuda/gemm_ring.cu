@@ -15,7 +15,7 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}, {128, 128}, {128, 224}}};
+constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}}};
 constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
 
 /// The driver's function, found through the runtime so that nothing links against the driver.

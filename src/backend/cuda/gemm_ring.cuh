@@ -495,8 +495,12 @@ __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsign
     float square = 0;
     const uint32_t x_first = place.x_ring - place.header;
     const unsigned char* factors = shared + (place.factors - place.header);
-    const uint64_t left_first = dev::operand(place.x_ring + group * 64 * 128);
-    const uint64_t right_first = dev::operand(place.w_ring);
+    // Operands by their low words, and those in a form that the compiler knows to be the same in all lanes.
+    constexpr uint64_t kHigh = uint64_t{0x40000040} << 32;
+    const auto low_of = [](uint32_t address) { return static_cast<uint32_t>(dev::uniform(static_cast<int>(static_cast<uint32_t>(dev::operand(address))))); };
+    const uint32_t left_first = place.x_ring + group * 64 * 128;
+    uint32_t left = low_of(left_first + x_turn.stage * S::kStageX);
+    uint32_t right = low_of(place.w_ring + w_turn.stage * S::kStageW);
 #pragma unroll
     for (float& v : acc) v = 0;
     uint32_t w_before = 0;
@@ -511,22 +515,24 @@ __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsign
             dev::fence_for_products();
             dev::named_sync(1, S::kConsumers);
         }
-        const uint64_t left = left_first + x_turn.stage * (S::kStageX >> 4);
-        const uint64_t right = right_first + w_turn.stage * (S::kStageW >> 4);
         dev::products_fence();
 #pragma unroll
-        for (uint64_t step = 0; step < kRingDepth / 16; ++step) dev::wide_product<T, N>(acc, left + 2 * step, right + 2 * step);
+        for (uint32_t step = 0; step < kRingDepth / 16; ++step) dev::wide_product<T, N>(acc, kHigh | (left + 2 * step), kHigh | (right + 2 * step));
         dev::products_commit();
         if constexpr (NORM == RingNorm::kWeights) square += ring_square<T>(shared + x_first + x_turn.stage * S::kStageX, threadIdx.x);
+        const uint32_t w_now = w_turn.stage;
+        const uint32_t x_now = x_turn.stage;
+        w_turn.next(a.w_stages);
+        x_turn.next(a.x_stages);
+        left = low_of(left_first + x_turn.stage * S::kStageX);
+        right = low_of(place.w_ring + w_turn.stage * S::kStageW);
         if (t > 0) {
             dev::products_wait<1>();
             place.release(place.w_empty(w_before), MW == 2);
             place.release(place.x_empty(x_before), MW == 1);
         }
-        w_before = w_turn.stage;
-        x_before = x_turn.stage;
-        w_turn.next(a.w_stages);
-        x_turn.next(a.x_stages);
+        w_before = w_now;
+        x_before = x_now;
     }
     dev::products_wait<0>();
     dev::pin(acc);

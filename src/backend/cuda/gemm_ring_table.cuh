@@ -15,7 +15,7 @@ struct RingEntry {
     uint32_t sum_bytes = 0;
     uint32_t header = 0;
 };
-constexpr size_t kRingShapes = 6;
+constexpr size_t kRingShapes = 4;
 
 template <class T, int MW, int N>
 RingEntry ring_entry() {
@@ -25,8 +25,7 @@ RingEntry ring_entry() {
 
 template <class T>
 std::array<RingEntry, kRingShapes> ring_table() {
-    return {ring_entry<T, 1, 48>(), ring_entry<T, 1, 64>(),  ring_entry<T, 1, 96>(),
-            ring_entry<T, 1, 128>(), ring_entry<T, 2, 128>(), ring_entry<T, 2, 224>()};
+    return {ring_entry<T, 1, 48>(), ring_entry<T, 1, 64>(), ring_entry<T, 1, 96>(), ring_entry<T, 1, 128>()};
 }
 
 std::array<RingEntry, kRingShapes> ring_table_bf16();

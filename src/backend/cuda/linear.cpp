@@ -227,9 +227,6 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
     const Matrix& matrix = product.matrix;
     const auto shapes = ring_shapes();
     const uint32_t k_tiles = ceil_div(matrix.k, 64);
-    const uint32_t tall_tiles = ceil_div(product.m, 128);
-    const bool tall = product.m > 64;
-    const uint32_t share_most = tall ? (tall_tiles > 1 ? 2 : 1) : (product.m > 16 ? 4 : 1);
     struct Found {
         Choice choice;
         double cost;
@@ -237,52 +234,45 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
     std::vector<Found> all;
     for (size_t v = 0; v < shapes.size(); ++v) {
         const RingTile& shape = shapes[v];
-        if ((shape.rows == 128) != tall) continue;
+        if (product.m > shape.rows) continue;
         const uint32_t stage_w = shape.cols * 128u;
         const uint32_t stage_x = shape.rows * 128u;
-        const uint32_t tiles = ceil_div(matrix.n, shape.cols) * (tall ? tall_tiles : 1);
+        const uint32_t tiles = ceil_div(matrix.n, shape.cols);
         for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
             const uint32_t blocks = tiles * splits;
             const uint32_t each = ceil_div(k_tiles, splits);
             if (splits > 1 && (blocks * 4 > 5 * multiprocessors_ || each < 2)) continue;
             if (blocks * 2 < multiprocessors_ && splits < 8 && blocks * 2 * splits <= multiprocessors_ && each >= 4) continue;
-            const uint32_t fixed = (tall ? 2048u : 1024u) + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
-            for (uint32_t share = 1; share <= share_most; share *= 2) {
-                if (share > 1 && splits > 1 && !tall) continue;
-                if (tall && share < share_most && product.m > 256) continue;
-                // Room for two blocks, so that the next product's weights come while this one works; or all there is.
-                for (const uint32_t room : {113u << 10, ring_limits_.shared_bytes}) {
-                    const bool whole = room == ring_limits_.shared_bytes;
-                    if (tall && !whole) continue;
-                    const uint32_t x_stages = tall ? std::min(each, (room - fixed) / (stage_w + stage_x)) : std::min(each, whole ? 8u : 6u);
-                    if (fixed + x_stages * stage_x + 2 * stage_w > room) continue;
-                    const uint32_t w_stages = tall ? x_stages : std::min({each, (room - fixed - x_stages * stage_x) / stage_w, 31u});
-                    if (w_stages < std::min(each, 3u) || w_stages < 2) continue;
-                    const bool resident = w_stages >= each;
+            const uint32_t fixed = 1024 + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
+            // Room for two blocks, so that the next product's weights come while this one works; or all there is.
+            for (const uint32_t room : {113u << 10, ring_limits_.shared_bytes}) {
+                const uint32_t x_stages = std::min(each, room == ring_limits_.shared_bytes ? 8u : 6u);
+                if (fixed + x_stages * stage_x + 2 * stage_w > room) continue;
+                const uint32_t w_stages = std::min({each, (room - fixed - x_stages * stage_x) / stage_w, 31u});
+                if (w_stages < std::min(each, 3u) || w_stages < 2) continue;
+                const bool resident = w_stages >= each;
+                const auto add = [&](bool norm_fused, bool norm_rows) {
+                    // The factors of x lie in shared memory as well.
+                    const uint32_t taken = fixed + x_stages * stage_x + (norm_rows ? each * 128 : 0);
+                    const uint32_t w_now = taken < room ? std::min(w_stages, (room - taken) / stage_w) : 0;
+                    Choice choice;
+                    choice.kind = Kind::kRing;
+                    choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), 1, static_cast<uint8_t>(w_now),
+                                   static_cast<uint8_t>(x_stages), norm_fused, norm_rows};
                     const double waves = ceil_div(blocks, multiprocessors_);
-                    const auto add = [&](bool norm_fused, bool norm_rows) {
-                        // The factors of x lie in shared memory as well.
-                        const uint32_t left = room - fixed - (norm_rows ? each * 128 : 0);
-                        const uint32_t x_now = tall ? std::min(x_stages, left / (stage_w + stage_x)) : x_stages;
-                        const uint32_t w_now = tall ? x_now : std::min(w_stages, (left - std::min(left, x_stages * stage_x)) / stage_w);
-                        Choice choice;
-                        choice.kind = Kind::kRing;
-                        choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_now),
-                                       static_cast<uint8_t>(x_now), norm_fused, norm_rows};
-                        if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
-                    };
-                    add(false, false);
-                    if (matrix.norm != nullptr && product.m <= 512) add(true, true);
-                    if (matrix.norm != nullptr && !tall && resident && blocks <= 2 * multiprocessors_) add(true, false);
-                    if (w_stages >= each) break;
-                }
+                    if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
+                };
+                add(false, false);
+                if (matrix.norm != nullptr) add(true, true);
+                if (matrix.norm != nullptr && resident && blocks <= 2 * multiprocessors_) add(true, false);
+                if (resident) break;
             }
         }
     }
     double least = std::numeric_limits<double>::infinity();
     for (const Found& f : all) least = std::min(least, f.cost);
     for (const Found& f : all)
-        if (f.cost <= (tall ? 1.35 : 2.5) * least) found.push_back(f.choice);
+        if (f.cost <= 2.5 * least) found.push_back(f.choice);
 }
 
 std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) const {
@@ -298,7 +288,11 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
             found.push_back(choice);
         }
     }
-    if (options_.deterministic || found.empty() || (m > 1 && m <= 256)) add_tile(product, found);
+    const size_t others = found.size();
+    // Rows at which rings were the quickest in whole steps: with fewer the direct kernels are, with more the library.
+    if (!options_.deterministic && m > 16 && m <= 64) add_ring(product, found);
+    const bool rings = found.size() > others;
+    if (options_.deterministic || found.empty() || (m > 1 && m <= 256 && !rings)) add_tile(product, found);
     return found;
 }
 
