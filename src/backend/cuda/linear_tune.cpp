@@ -260,7 +260,10 @@ Expected<void> LinearImpl::tune(const Matrix& matrix, cudaStream_t stream) {
 Expected<void> LinearImpl::save() {
     if (options_.cache_folder.empty()) return {};
     Choices all = load_choices(options_.cache_folder, identity_);  // what others tuned meanwhile
-    for (const auto& [where, choice] : cached_) all[where] = choice;
+    // Only this object's own shapes: of others it may know what has been replaced since.
+    for (const auto& entry : entries_)
+        for (uint32_t b = 0; b < kBuckets; ++b)
+            if (entry->known[b]) all[{entry->key, b}] = entry->by_bucket[b];
     cached_ = std::move(all);
     return save_choices(options_.cache_folder, identity_, cached_);
 }
