@@ -107,7 +107,7 @@ Expected<void> HandoffEnd::load(const BenchHandoffOptions& o, uint32_t device) {
 }
 
 void HandoffEnd::set_copy_ctas(const BenchHandoffOptions& o, uint32_t ctas) {
-    backend_->pool().set_copy_options({ctas, o.copy_threads, size_t{o.engine_run_kib} << 10});
+    backend_->pool().set_copy_options({ctas, size_t{o.engine_run_kib} << 10});
 }
 
 Expected<void> HandoffEnd::make_host(const BenchHandoffOptions& o) {

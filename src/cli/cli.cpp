@@ -192,7 +192,6 @@ void add_bench_handoff(CLI::App& bench, Options& o) {
     sub->add_option("--decode-context", h.decode_context, "GPU: of those")->check(CLI::Range(64u, 65'536u));
     sub->add_option("--beside-ctas", h.beside_ctas, "GPU: CTAs of the copy kernels beside the batch, each tried; 0: the default")->delimiter(',');
     sub->add_option("--ctas", h.ctas, "GPU: CTAs of the copy kernels; 0: the default")->check(CLI::Range(0u, 1024u));
-    sub->add_option("--copy-threads", h.copy_threads, "GPU: of each of them; 0: the default")->check(CLI::IsMember({0, 128, 256, 512}));
     sub->add_option("--engine-run-kib", h.engine_run_kib, "GPUs: runs from that size on go by copy engine; 0: the default")->check(CLI::Range(0u, 1u << 30));
     sub->add_option("--nccl-ctas", h.nccl_ctas, "0: the default")->check(CLI::Range(0u, 64u));
     sub->add_option("--nccl-buffers", h.nccl_buffers, "staging buffers a side; 0: the default")->check(CLI::Range(0u, 16u));

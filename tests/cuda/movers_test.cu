@@ -32,8 +32,7 @@ TEST(CudaPool, PullsEveryPageAndNothingElse) {
                     const uint32_t first = round < 2 ? 0 : rng() % s.layers;
                     const uint32_t layers = round < 2 ? s.layers : 1 + rng() % (s.layers - first);
                     d.device->set_loads(round % 2 == 0 ? 8 : 4);
-                    d.device->set_copy_options({round == 3 ? 1 + static_cast<uint32_t>(rng() % 200) : backend::cuda::kCopyCtas, 128u << rng() % 3,
-                                                rng() % 2 == 0 ? 0 : SIZE_MAX});
+                    d.device->set_copy_options({round == 3 ? 1 + static_cast<uint32_t>(rng() % 200) : backend::cuda::kCopyCtas, rng() % 2 == 0 ? 1 : SIZE_MAX});
                     const auto from = some_blocks(rng, s.blocks, n), to = some_blocks(rng, s.blocks + 7, n);
                     const uint64_t seed = rng();
                     p.fill_all(from, seed);

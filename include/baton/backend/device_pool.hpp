@@ -25,7 +25,6 @@ struct PageCopy {
 /// How pulls copy. 0: the default.
 struct CopyOptions {
     uint32_t ctas = 0;             ///< of a copy kernel
-    uint32_t threads = 0;          ///< of each: 128, 256 or 512
     size_t engine_run_bytes = 0;   ///< from another GPU runs of at least that many bytes are left to the copy engine, which
                                    ///< takes no multiprocessor from the steps; SIZE_MAX: none are
 };

@@ -80,7 +80,7 @@ struct BenchHandoffOptions {
     uint32_t decode_context = 1024;
     std::vector<uint32_t> beside_ctas{0}; ///< GPU: CTAs of the copy kernels beside the batch, tried one after the other
     uint32_t ctas = 0;                    ///< GPU: CTAs of the copy kernels; 0: the default
-    uint32_t copy_threads = 0, engine_run_kib = 0;  ///< see backend::CopyOptions
+    uint32_t engine_run_kib = 0;          ///< see backend::CopyOptions
     uint32_t nccl_ctas = 0, nccl_buffers = 0, nccl_buffer_mib = 0, nccl_copy_ctas = 0;  ///< see backend::LinkOptions
     double link_gb_per_s = 450;           ///< what the way between two GPUs could carry, for the floors (NVLink 4)
     bool json = false;

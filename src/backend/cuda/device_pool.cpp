@@ -140,7 +140,7 @@ PageMap CudaDevicePool::pages(uint32_t first_layer) const {
 
 PageCopyShape CudaDevicePool::shape(uint32_t layers, bool slow) const {
     const uint32_t ctas = options_.ctas != 0 ? options_.ctas : slow ? kSlowCopyCtas : kCopyCtas;
-    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas, options_.threads != 0 ? options_.threads : kCopyThreads, loads_};
+    return {layers, static_cast<uint32_t>(layout_.page_bytes()), ctas, loads_};
 }
 
 // ---- peers ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 namespace baton::backend::cuda {
 namespace {
 
-constexpr uint32_t kThreadsMax = 512;
+constexpr uint32_t kThreads = 512;
 constexpr uint32_t kWarp = 32;
 /// Lists up to this long use a kernel with fewer argument bytes.
 constexpr uint32_t kFewBlocks = 56;
@@ -28,10 +28,10 @@ static_assert(sizeof(Arguments<kPageCopyBlocks>) <= 4096);
 
 /// A warp copies tiles of kWarp × kLoads vectors; consecutive warps take consecutive tiles.
 template <uint32_t kBlocks, uint32_t kLoads>
-__global__ void __launch_bounds__(kThreadsMax) copy_pages_kernel(const __grid_constant__ Arguments<kBlocks> a) {
+__global__ void __launch_bounds__(kThreads) copy_pages_kernel(const __grid_constant__ Arguments<kBlocks> a) {
     const uint32_t lane = threadIdx.x % kWarp;
-    const uint32_t warps = gridDim.x * (blockDim.x / kWarp);
-    for (uint32_t tile = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp; tile < a.tiles; tile += warps) {
+    const uint32_t warps = gridDim.x * (kThreads / kWarp);
+    for (uint32_t tile = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp; tile < a.tiles; tile += warps) {
         const uint32_t page = tile / a.tiles_per_page;
         const uint32_t begin = (tile - page * a.tiles_per_page) * (kWarp * kLoads) + lane;
         const uint32_t i = page / a.pages_per_block;
@@ -65,9 +65,9 @@ cudaError_t launch(cudaStream_t stream, const PageMap& from, std::span<const uin
     a.tiles = a.tiles_per_page * a.pages_per_block * static_cast<uint32_t>(from_blocks.size());
     std::copy(from_blocks.begin(), from_blocks.end(), a.from_blocks);
     std::copy(to_blocks.begin(), to_blocks.end(), a.to_blocks);
-    const uint32_t useful = (a.tiles + shape.threads / kWarp - 1) / (shape.threads / kWarp);
+    const uint32_t useful = (a.tiles + kThreads / kWarp - 1) / (kThreads / kWarp);
     const uint32_t ctas = std::max(1u, std::min(shape.ctas, useful));
-    copy_pages_kernel<kBlocks, kLoads><<<ctas, shape.threads, 0, stream>>>(a);
+    copy_pages_kernel<kBlocks, kLoads><<<ctas, kThreads, 0, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -87,8 +87,7 @@ cudaError_t load_copy_pages() {
 
 cudaError_t copy_pages(cudaStream_t stream, const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
                        std::span<const uint32_t> to_blocks, const PageCopyShape& shape) {
-    if (from_blocks.size() != to_blocks.size() || shape.layers == 0 || shape.page_bytes == 0 || shape.page_bytes % sizeof(uint4) != 0 ||
-        shape.threads == 0 || shape.threads > kThreadsMax || shape.threads % kWarp != 0)
+    if (from_blocks.size() != to_blocks.size() || shape.layers == 0 || shape.page_bytes == 0 || shape.page_bytes % sizeof(uint4) != 0)
         return cudaErrorInvalidValue;
     for (size_t at = 0; at < from_blocks.size(); at += kPageCopyBlocks) {
         const size_t n = std::min<size_t>(from_blocks.size() - at, kPageCopyBlocks);
