@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace baton::backend::cuda {
 
@@ -61,6 +62,7 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
         if (progress_.back().word == nullptr) return fail(ErrorCode::kInvalidArgument, "a progress word lies outside the shared memory");
     }
     lap(times_.check);
+    BATON_TRY(capture_wanted());
     const Arrangement& step = input_.arrange(batch);
     if (auto queued = enqueue(batch, step); !queued) return fault(std::move(queued).error());
     ++next_step_;
@@ -99,11 +101,22 @@ Expected<void> CudaBackend::run(const Arrangement& step) {
         lap(times_.launch);
         return {};
     }
-    // The first step of a shape runs by itself, which loads the kernels; its graph is made while the device works.
+    // The first step of a shape runs by itself, which loads the kernels.
     BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step's kernels");
-    BATON_TRY(keep_graph(shape));
+    wanted_ = shape;
     lap(times_.eager);
     ++times_.eager_steps;
+    return {};
+}
+
+/// Makes the graph of a shape that ran by itself: when the step before it was collected, so that no tokens wait, and the device
+/// works on it.
+Expected<void> CudaBackend::capture_wanted() {
+    if (!wanted_) return {};
+    Lap lap;
+    const StepShape shape = *std::exchange(wanted_, std::nullopt);
+    if (auto made = keep_graph(shape); !made) return fault(std::move(made).error());
+    lap(times_.eager);
     return {};
 }
 

@@ -98,6 +98,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> run(const Arrangement& step);
     Expected<GraphExec> capture(const StepShape& shape);
     Expected<void> keep_graph(const StepShape& shape);
+    Expected<void> capture_wanted();
     [[nodiscard]] bool failed() const;
     [[nodiscard]] uint64_t* device_word(uint64_t* word) const;
     tl::unexpected<Error> fault(Error error);
@@ -127,6 +128,7 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
     std::map<StepShape, Graph> graphs_;
+    std::optional<StepShape> wanted_;  ///< ran by itself and has no graph yet
     std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, and kAhead
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
