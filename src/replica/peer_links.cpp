@@ -95,6 +95,11 @@ void PeerLinks::set_peers(const wire::Peers& peers) {
 }
 
 void PeerLinks::dial(const wire::Peer& peer) {
+    // The list may be told again while a connection is on its way: a second link to one process would end with the first
+    // one's close taking the source away from it.
+    const auto under_way = dialling_.find(peer.target.replica);
+    if (under_way != dialling_.end() && under_way->second == peer.target) return;
+    dialling_[peer.target.replica] = peer.target;
     net::Endpoint to;
     const bool same_host = peer.host_id == services_.host_id;
     if (same_host && !peer.unix_path.empty()) to.unix_path = peer.unix_path;
@@ -104,8 +109,16 @@ void PeerLinks::dial(const wire::Peer& peer) {
                  limits::kHandshakeTimeoutMs,
                  [this, peer, alive = std::weak_ptr<bool>(alive_)](Expected<std::shared_ptr<net::Connection>> c) {
                      if (alive.expired() || closed_) return;
+                     const auto mine = dialling_.find(peer.target.replica);
+                     if (mine != dialling_.end() && mine->second == peer.target) dialling_.erase(mine);
                      const auto wanted = wanted_.find(peer.target.replica);
                      if (wanted == wanted_.end() || wanted->second.target != peer.target) {
+                         if (c) (*c)->close();
+                         return;
+                     }
+                     // Each list of peers dials those not yet linked: the first to get through is the link, and P, which would take
+                     // the second for a newer process, never hears of it.
+                     if (const auto link = links_.find(peer.target.replica); link != links_.end() && link->second->peer == peer.target) {
                          if (c) (*c)->close();
                          return;
                      }

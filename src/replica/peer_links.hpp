@@ -70,6 +70,7 @@ class PeerLinks {
     Services services_;
     std::unique_ptr<net::Listener> listener_;
     std::map<ReplicaId, wire::Peer> wanted_;   ///< decode: prefill peers to be linked with
+    std::map<ReplicaId, wire::ReplicaTarget> dialling_;  ///< decode: connections on their way
     std::map<ReplicaId, LinkPtr> links_;       ///< the newest link of each peer slot
     std::set<LinkPtr> strangers_;              ///< accepted, not yet greeted
     std::map<ReplicaId, int> dial_failures_;
