@@ -207,11 +207,11 @@ def check_cycles(ctx):
     start_descriptors = open_descriptors(server)
     for i in range(ctx.cycles):
         begin = time.monotonic()
-        mover = ctx.movers[i % len(ctx.movers)] if i % 5 == 4 else ""
+        mover = ctx.movers[i // 2 % len(ctx.movers)]
         one_gpu = {"fault": "nccl_one_gpu"} if mover == "nccl" and ctx.prefill == ctx.decode else {}
         placed = {"placements": [("prefill", ctx.prefill), ("decode", ctx.decode)]} if i % 2 == 0 else {"n_gpu": 1}
         status, answer, _ = server.launch(ctx.model, max_model_len=2048, gpu_memory_utilization=0.5, **placed,
-                                          **({"mover": mover, **one_gpu} if mover and i % 2 == 0 else {}))
+                                          **({"mover": mover, **one_gpu} if i % 2 == 0 else {}))
         pids = [r["pid"] for r in server.replicas()] if status == 200 else []
         if status != 200:
             bad.append(f"cycle {i}: {answer[:200]}")
