@@ -37,8 +37,8 @@ struct ClusterDecode {
         dev::cluster_arrive();
     }
 
-    /// Starts the copies, unless the lengths are too uneven for clusters: if the longest would take longer than an even share by more
-    /// than a tile. All warps find the same.
+    /// Starts the copies, unless the lengths are too uneven: if the longest has more than half again an even share and two tiles more.
+    /// Blocks that end sooner leave the others more of the bandwidth. All warps find the same.
     __device__ __forceinline__ bool takes() {
         const auto& p = work.p;
         constexpr int kLanesMost = 4;  // lengths a lane
@@ -73,7 +73,7 @@ struct ClusterDecode {
         }
         total = __reduce_add_sync(0xffffffffu, total) * p.kv_heads;
         most = (__reduce_max_sync(0xffffffffu, most) + p.cluster - 1) / p.cluster;
-        if ((most - 2) * static_cast<int>(gridDim.x) < total)
+        if ((2 * most - 5) * static_cast<int>(gridDim.x) < 3 * total)
             return true;
         dev::copy_wait<0>();  // before others fill the stage
         __syncwarp();
