@@ -265,11 +265,13 @@ uint64_t size_limit() {
     const char* given = std::getenv("BATON_TEST_SIZE_MAX");
     return given != nullptr ? std::strtoull(given, nullptr, 10) : ~uint64_t{0};
 }
-/// A norm rounds x · norm to the element type; outputs round once.
-double tolerance(Elem elem, const Shape& shape) {
+/// A norm rounds x · norm, or norm and w · norm, to the element type; outputs round once. Over few results that can come to more
+/// than the limit for many: simulated for 37 results of k 264 in bf16, the mean of 4,000 seeds is 0.0029, the most 0.0050.
+double tolerance(Elem elem, const Shape& shape, uint32_t m = 1024) {
     const double unit = elem == Elem::kBF16 ? 1.0 / 256 : 1.0 / 2048;
     if (shape.out == Out::kF32 && !shape.norm) return 2e-6;
-    return unit * (shape.out == Out::kSwiGlu ? 1.6 : 1.0);  // the library rounds gate and up before SwiGLU
+    const bool few = shape.norm && uint64_t{m} * shape.n < 1024;
+    return unit * (few ? 1.6 : 1.0) * (shape.out == Out::kSwiGlu ? 1.6 : 1.0);  // the library rounds gate and up before SwiGLU
 }
 
 template <class T>
@@ -291,7 +293,7 @@ void every_candidate(Elem elem, const std::vector<uint32_t>& rows, uint32_t salt
                 if (choice.kind == Kind::kLt && size_limit() != ~uint64_t{0}) continue;  // under a checker: our own kernels
                 c.prepare(m);
                 const cudaError_t e = (*linear)->run_as({nullptr, false}, c.matrix, c.x(), m, c.out(), choice);
-                const std::string wrong = e != cudaSuccess ? cudaGetErrorString(e) : c.check(m, tolerance(elem, shape));
+                const std::string wrong = e != cudaSuccess ? cudaGetErrorString(e) : c.check(m, tolerance(elem, shape, m));
                 ++ran;
                 EXPECT_EQ(wrong, "") << shape.n << " x " << shape.k << " out " << static_cast<int>(shape.out) << " m " << m << ": "
                                      << describe(choice);
@@ -520,7 +522,7 @@ TEST(Linear, OracleAgreesWithTheHost) {
             EXPECT_NEAR(out[i * 24 + j], ref, 4e-3);
         }
     }
-    EXPECT_EQ(c.check(m, tolerance(Elem::kF16, shape)), "");
+    EXPECT_EQ(c.check(m, tolerance(Elem::kF16, shape, m)), "");
 }
 
 /// Rows of a deterministic product are the same bits for every m and every kernel that may be chosen.
