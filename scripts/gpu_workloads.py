@@ -26,28 +26,13 @@ import tempfile
 import threading
 import time
 
+from serving import descendants
+
 HERE = pathlib.Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")
 COUNTERS = ("baton_engine_steps_total", "baton_engine_host_us_total", "baton_generated_tokens_total", "baton_prefill_tokens_total",
             "baton_handoffs_total", "baton_handoff_exposed_us_total", "baton_handoff_pull_us_total", "baton_fallbacks_total",
             "baton_failovers_total")
-
-
-def descendants(pid):
-    """The process and all its children."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as f:
-                    parents.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
-            except OSError:
-                pass
-    out, todo = [], [pid]
-    while todo:
-        out.append(todo.pop())
-        todo += parents.get(out[-1], [])
-    return out
 
 
 def thread_ticks(pids):

@@ -286,21 +286,7 @@ class Server:
 
     def tree(self):
         """Pids of all descendants of the supervisor."""
-        children = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    with open(f"/proc/{name}/stat") as f:
-                        stat = f.read().rsplit(")", 1)[1].split()
-                    children.setdefault(int(stat[1]), []).append(int(name))
-                except (OSError, IndexError):
-                    pass
-        found, todo = [], [self.process.pid]
-        while todo:
-            kids = children.get(todo.pop(), [])
-            found += kids
-            todo += kids
-        return found
+        return descendants(self.process.pid)[1:]
 
     def stop(self):
         """The exit code after SIGTERM."""
@@ -311,6 +297,22 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return -9
+
+
+def descendants(pid):
+    """The process and all below it, itself first."""
+    children = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as f:
+                    children.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(name))
+            except (OSError, IndexError):
+                pass
+    found = [pid]
+    for parent in found:  # grows as it goes
+        found += children.get(parent, [])
+    return found
 
 
 def fields_of(line):

@@ -116,12 +116,6 @@ void PeerLinks::dial(const wire::Peer& peer) {
                          if (c) (*c)->close();
                          return;
                      }
-                     // Each list of peers dials those not yet linked: the first to get through is the link, and P, which would take
-                     // the second for a newer process, never hears of it.
-                     if (const auto link = links_.find(peer.target.replica); link != links_.end() && link->second->peer == peer.target) {
-                         if (c) (*c)->close();
-                         return;
-                     }
                      if (c) return dialled(peer, std::move(*c));
                      log::warn("xavier.dial_failed", {{"peer", name_of(peer.target)}, {"reason", c.error().message}});
                      redial_later(peer.target.replica);

@@ -1,24 +1,15 @@
 #include "xavier/slab_pinner.hpp"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "baton/base/log.hpp"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
+#include "xavier/populate.hpp"
 
 namespace baton::xavier {
-namespace {
-
-constexpr size_t kPageBytes = 4096;
-
-}  // namespace
 
 SlabPinner::SlabPinner(backend::DevicePool& device, std::span<std::byte> memory, size_t unit, std::function<void()> changed)
     : device_(device), memory_(memory), changed_(std::move(changed)) {
@@ -69,7 +60,7 @@ void SlabPinner::run() {
         asked_.pop_front();
         lock.unlock();
         // Pages are made here, so that the driver, which other threads may wait for, holds its locks for a short time.
-        ::madvise(slab(index).data(), slab(index).size(), MADV_POPULATE_WRITE);
+        populate(slab(index));
         const bool pinned = device_.pin(slab(index));
         if (!pinned && !std::exchange(told, true)) log::warn("xavier.not_pinned", {{"bytes", slab(index).size()}});
         lock.lock();

@@ -1,7 +1,6 @@
 #include "xavier/store_writer.hpp"
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -9,23 +8,13 @@
 #include <utility>
 
 #include "baton/base/log.hpp"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
+#include "xavier/populate.hpp"
 
 namespace baton::xavier {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 /// Nobody waits for snapshots.
 constexpr int kNice = 10;
-
-/// Makes the pages a piece lies in at once, where the kernel can; else each is made when it is touched.
-void populate(std::span<std::byte> piece) {
-    const auto begin = reinterpret_cast<uintptr_t>(piece.data()) / kPageBytes * kPageBytes;
-    (void)::madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(piece.data()) + piece.size() - begin, MADV_POPULATE_WRITE);
-}
 
 }  // namespace
 
