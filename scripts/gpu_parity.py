@@ -331,6 +331,10 @@ def run_models(args):
             line += f"{r['rows']:5} {r['ours']:9.6f} {r['theirs']:9.6f} {r['ratio']:6.2f} {r['worst']:6.2f} {r['clear']:5} {r['other']:5}"
         bad += not good
         print(line + ("" if good else " MISSED"))
+    compared = [r for r in rows if "ratio" in r]
+    print(f"parity: {sum(r['rows'] for r in compared)} rows, {min((r['ratio'] for r in compared), default=0):.2f} to "
+          f"{max((r['ratio'] for r in compared), default=0):.2f} times transformers' error, {sum(r['other'] for r in compared)} other tokens, "
+          f"{sum(r['different'] for r in rows if 'different' in r)} other bits; {bad} missed")
     return bad
 
 
@@ -338,7 +342,7 @@ def run_oracle(args):
     oracle = json.loads(pathlib.Path(args.oracle).read_text())
     work = pathlib.Path(args.work) / "oracle"
     prompts = oracle["prompts"]
-    bad = 0
+    bad = all_wrong = 0
     for mode in args.modes.split(","):
         case = Case("greedy", 1, [], 0, 2048, 1, 16, None)
         case.sequences = [(len(p["prompt"]), p["prompt"] + p["greedy"][:-1], 0, 0) for p in prompts]
@@ -362,7 +366,9 @@ def run_oracle(args):
                           f"{(top[0] - top[1]).item():.4f} here; bf16 alone changes that by up to {p['noise']:.4f}: {'a near tie' if tie else 'WRONG'}")
         print(f"{mode}: {len(prompts)} prompts, {whole} with all tokens equal; {equal} of {positions} tokens equal, {wrong} others where there is no near tie")
         bad += wrong > 0
+        all_wrong += wrong
         shutil.rmtree(work)
+    print(f"parity: {len(prompts)} prompts in {args.modes}, {all_wrong} tokens wrong where there is no near tie; {bad} missed")
     return bad
 
 

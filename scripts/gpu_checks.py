@@ -1,0 +1,417 @@
+#!/usr/bin/env python3
+"""Receives and runs the GPU suite that `scripts/gpu-check pack` made: the half of scripts/gpu-check for the machine with GPUs.
+
+    python3 scripts/gpu_checks.py receive | list | run [CHECK ...]
+
+A check takes one GPU to itself (timings, and what reads how much memory is free), or shares one with two others, or takes all GPUs alone.
+With several GPUs those of one GPU run side by side. Needs Python alone; the parity checks torch and transformers.
+"""
+
+import dataclasses
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACK = ROOT / "build/gpu-pack"
+KEEP = pathlib.Path(os.environ.get("GPU_CHECK_FOLDER", "/var/tmp/baton-gpu-check"))
+SUITE = KEEP / "suite"
+LOGS = pathlib.Path(os.environ.get("OUT") or ROOT / "build/gpu-logs")
+MODELS = pathlib.Path("/var/tmp/baton-models")
+SECONDS = float(os.environ.get("GPU_CHECK_SECONDS", 530))  # for all checks together; what has not ended by then is stopped
+SLOTS = 3  # checks that share one GPU
+
+
+# ---- the pack ------------------------------------------------------------------------------------------------------
+
+
+def index():
+    """{"programs": bytes, "model": name, "parts": {name: sha256}}, or nothing."""
+    path = KEEP / "index.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def digest(path):
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def receive():
+    """Keeps what lies in build/gpu-pack and unpacks what is whole; a part that is not what the index says is refused."""
+    KEEP.mkdir(parents=True, exist_ok=True)
+    new = PACK / "index.json"
+    if new.exists() and (not index() or json.loads(new.read_text()) != index()):
+        for old in [*KEEP.glob("part.*"), KEEP / "index.json"]:
+            old.unlink(missing_ok=True)
+        shutil.rmtree(SUITE, ignore_errors=True)
+        shutil.copy2(new, KEEP)
+    known = index()
+    if not known:
+        raise SystemExit(f"error: there is no pack in {PACK} or {KEEP}: scripts/gpu-check pack makes one")
+    for name, want in known["parts"].items():
+        if (PACK / name).exists() and not (KEEP / name).exists():
+            if digest(PACK / name) != want:
+                raise SystemExit(f"error: {PACK / name} is not the part that the index names")
+            shutil.copy2(PACK / name, KEEP)
+    unpack(known)
+    missing = [name for name in known["parts"] if not (KEEP / name).exists()]
+    print(f"programs: {'there' if programs_there() else 'missing'}, model: {'there' if gguf() else 'missing'}"
+          f"{'; still to come: ' + ' '.join(missing) if missing else ''}", flush=True)
+
+
+def programs_there():
+    return (SUITE / "unpacked").exists()
+
+
+def gguf():
+    """The test model, once all of it is here."""
+    known = index()
+    path = SUITE / known["model"] if known else None
+    return path if path and path.exists() else None
+
+
+class Parts:
+    """The parts one behind the other, as a file to read from."""
+
+    def __init__(self, files, skip):
+        self.files, self.open, self.left = list(files), None, skip
+        while self.left:
+            self.left -= len(self.read(min(self.left, 1 << 20)))
+
+    def read(self, n=-1):
+        out = b""
+        while n < 0 or len(out) < n:
+            if self.open is None:
+                if not self.files:
+                    break
+                self.open = open(self.files.pop(0), "rb")
+            got = self.open.read(n - len(out) if n >= 0 else -1)
+            if not got:
+                self.open.close()
+                self.open = None
+            out += got
+        return out
+
+
+def unpack(known):
+    """The programs stand before the model in the parts, so that they are usable before all of it has come."""
+    here = []
+    for name in known["parts"]:
+        if not (KEEP / name).exists():
+            break
+        here.append(KEEP / name)
+    if not programs_there() and sum(p.stat().st_size for p in here) >= known["programs"]:
+        SUITE.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=lzma.open(Parts(here, 0)), mode="r|") as tar:
+            tar.extractall(SUITE, filter="data")
+        (SUITE / "unpacked").touch()
+    if not gguf() and len(here) == len(known["parts"]):
+        target = SUITE / known["model"]
+        with gzip.open(Parts(here, known["programs"])) as source, open(f"{target}.part", "wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+        os.replace(f"{target}.part", target)
+
+
+# ---- the checks ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Check:
+    """`gpus`: "one" to itself, "share" one, "all" of them. `about`: seconds it takes, for the order; it is stopped after `limit`."""
+
+    name: str
+    group: str
+    gpus: str
+    about: int
+    commands: object  # what to run, given the context
+    limit: int = 75
+    model: bool = False  # needs the test model
+
+
+class Context:
+    def __init__(self, gpus):
+        self.gpus = gpus  # numbers as CUDA_VISIBLE_DEVICES takes them
+        self.lock = threading.Lock()
+        self.libraries = ":".join(filter(None, [str(SUITE / "lib"), *cuda_libraries(), os.environ.get("LD_LIBRARY_PATH")]))
+
+    def random_model(self):
+        """Random weights of a real size; GPU_CHECK_MODEL chooses another model."""
+        given = os.environ.get("GPU_CHECK_MODEL")
+        with self.lock:
+            if not given:
+                subprocess.run([sys.executable, ROOT / "scripts/make_random_model.py", "qwen3-0.6b", MODELS / "qwen3-0.6b"], check=True)
+        return given or str(MODELS / "qwen3-0.6b")
+
+    def environment(self, gpus):
+        return {**os.environ, "LD_LIBRARY_PATH": self.libraries, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "PYTHONUNBUFFERED": "1",
+                "BATON_CUDA_MODULE": str(SUITE / "libbaton_cuda.so")}
+
+
+def cuda_libraries():
+    """The toolkit's, or those of Python packages."""
+    found = sorted(glob.glob("/usr/local/cuda*/lib64"))
+    for package in {p for entry in sys.path for p in glob.glob(f"{entry}/nvidia/*/lib")}:
+        found.append(package)
+    return found
+
+
+def gtest(area, *more):
+    return lambda c, gpus: [[SUITE / f"{area}_cuda_test", "--gtest_brief=1", *more]]
+
+
+def memcheck(c, gpus):
+    tool = shutil.which("compute-sanitizer") or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer"))), None)
+    if not tool:
+        raise FileNotFoundError("compute-sanitizer is not here")
+    return [[tool, "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20", SUITE / "model_cuda_test", "--gtest_brief=1",
+             "--gtest_filter=Families/Model.Mixed*/qwen3:Families/Model.Mixed*/smollm"]]
+
+
+def bench(*runs):
+    return lambda c, gpus: [[SUITE / "baton", "bench", "engine", "--device", "cuda", "--tuning", *run] for run in runs]
+
+
+def parity(*what):
+    return lambda c, gpus: [[sys.executable, ROOT / "scripts/gpu_parity.py", "--dump", SUITE / "dump_logits", "--modes", "bf16,deterministic,fp16",
+                             *(w() if callable(w) else w for w in what)]]
+
+
+def serve(check, *more, model=None):
+    """A check of scripts/gpu_serve.py; with two GPUs one a role."""
+    return lambda c, gpus: [[sys.executable, ROOT / "scripts/gpu_serve.py", check, "--binary", SUITE / "baton", "--model",
+                             model() if model else c.random_model(), "--gpus", "0,1" if len(gpus) > 1 else "0", *more]]
+
+
+def small(shape):
+    return ["--shape", shape, "--contexts", "1024", "--prompts", "1024,4096"]
+
+
+CHECKS = [
+    Check("device", "kernels", "one", 2, gtest("device")),
+    Check("module", "kernels", "share", 3, gtest("module")),
+    Check("attention", "kernels", "share", 16, gtest("attention")),
+    Check("linear", "kernels", "share", 20, gtest("linear")),
+    Check("sampler", "kernels", "share", 12, gtest("sampler")),
+    Check("model", "kernels", "share", 30, gtest("model")),
+    Check("memcheck", "kernels", "share", 50, memcheck, limit=120),
+    Check("movers", "kernels", "all", 20, gtest("movers")),
+    Check("nccl", "kernels", "all", 15, gtest("nccl")),
+    Check("bench-0.6b", "kernels", "one", 12, bench(["--shape", "qwen3-0.6b"])),
+    Check("bench-8b", "kernels", "one", 14, bench(["--shape", "llama-3.1-8b", "--prompts", "512,1024,4096"])),
+    Check("bench-small", "kernels", "one", 20, bench(*map(small, ("qwen2.5-0.5b", "llama-3.2-1b", "smollm2-135m")))),
+    Check("bench-smollm2", "kernels", "one", 6,
+          lambda c, gpus: bench(["--model-path", gguf(), "--contexts", "1024", "--prompts", "1024"])(c, gpus), model=True),
+    Check("parity-0.6b", "kernels", "share", 26, parity("qwen3-0.6b"), limit=120),
+    Check("parity-0.5b", "kernels", "share", 25, parity("qwen2.5-0.5b"), limit=120),
+    Check("parity-1b", "kernels", "share", 22, parity("llama-3.2-1b"), limit=120),
+    Check("parity-8b", "kernels", "share", 57, parity("llama-3.1-8b"), limit=150),
+    Check("smollm2", "kernels", "share", 14, parity("--gguf", gguf, "--oracle", ROOT / "tests/data/model/smollm2_greedy.json"), model=True),
+    Check("quickstart", "serving", "one", 8,
+          lambda c, gpus: [[ROOT / "scripts/quickstart", "--binary", SUITE / "baton", "--model", gguf(), "--port", str(9900 + int(gpus[0]))]], model=True),
+    Check("pd-verify", "serving", "all", 12, serve("pd-verify", model=gguf), model=True),
+    Check("serve", "serving", "all", 30, serve("serve", model=gguf), limit=120, model=True),
+    Check("errors", "serving", "one", 6, serve("errors")),
+    Check("mixed", "serving", "all", 18, serve("mixed"), limit=120),
+    Check("2p2d", "serving", "one", 16, serve("2p2d")),
+    Check("snapshots", "serving", "one", 8, serve("snapshots")),
+    Check("start", "serving", "one", 14, serve("start")),
+    Check("cycles", "serving", "one", 36, serve("cycles"), limit=120),
+    Check("kill", "serving", "all", 45, serve("kill", "--tries", "10"), limit=120),
+]
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Result:
+    check: Check
+    status: str
+    seconds: float
+    gpus: list
+    log: str = ""
+    failed: bool = False
+
+
+class Run:
+    """Starts each check as soon as the GPUs that it takes are free: first those with one to themselves, then those that share, then the rest."""
+
+    ORDER = {"one": 0, "share": 1, "all": 2}
+
+    def __init__(self, context, checks):
+        self.c, self.begin, self.results = context, time.monotonic(), []
+        self.free = {gpu: SLOTS for gpu in context.gpus}
+        self.waiting = sorted(checks, key=lambda k: (self.ORDER[k.gpus], -k.about))
+        self.changed = threading.Condition()
+        self.log = LOGS / "gpu-check.log"  # one file, which grows as checks end
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.log.write_text("")
+
+    def left(self):
+        return SECONDS - (time.monotonic() - self.begin)
+
+    def take(self, check):
+        """The GPUs that a check runs on, where they are free."""
+        if check.gpus == "all":
+            return list(self.free) if all(n == SLOTS for n in self.free.values()) else None
+        need = SLOTS if check.gpus == "one" else 1
+        best = max(self.free, key=self.free.get)
+        return [best] if self.free[best] >= need else None
+
+    def run(self):
+        running = []
+        with self.changed:
+            while self.waiting or running:
+                gpus = self.take(self.waiting[0]) if self.waiting else None
+                if gpus is None:
+                    self.changed.wait()
+                    continue
+                check = self.waiting.pop(0)
+                running.append(check)
+                self.hold(check, gpus, 1)
+                threading.Thread(target=self.work, args=(check, gpus, running)).start()
+        return self.results
+
+    def hold(self, check, gpus, sign):
+        for gpu in gpus:
+            self.free[gpu] -= sign * (1 if check.gpus == "share" else SLOTS)
+
+    def work(self, check, gpus, running):
+        result = self.one(check, gpus)
+        with self.changed:
+            self.hold(check, gpus, -1)
+            running.remove(check)
+            self.report(result)
+            self.changed.notify()
+
+    def one(self, check, gpus):
+        begin, path = time.monotonic(), KEEP / "logs" / f"{check.name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        status = self.why_not(check)
+        failed = False
+        if not status:
+            try:
+                with open(path, "wb") as log:
+                    status = next((s for s in (self.command(command, check, gpus, begin, log) for command in check.commands(self.c, gpus)) if s), "passed")
+                failed = status != "passed"
+            except FileNotFoundError as e:
+                status = f"not run: {e}"
+            except Exception as e:  # noqa: BLE001
+                status, failed = f"FAILED: {type(e).__name__}: {e}", True
+        text = path.read_text(errors="replace") if path.exists() and not status.startswith("not run") else ""
+        return Result(check, status, time.monotonic() - begin, gpus, text, failed)
+
+    def why_not(self, check):
+        if check.model and not gguf():
+            return "not run: the test model has not come"
+        return "not run: no time left" if self.left() < 2 else ""
+
+    def command(self, command, check, gpus, begin, log):
+        """Nothing where it went well."""
+        limit = min(check.limit - (time.monotonic() - begin), self.left())
+        process = subprocess.Popen([str(a) for a in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.c.environment(gpus), cwd=ROOT,
+                                   start_new_session=True)
+        try:
+            code = process.wait(max(1, limit))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"TIMED OUT after {limit:.0f} s"
+        return f"FAILED ({code})" if code else None
+
+    def report(self, r):
+        self.results.append(r)
+        with open(self.log, "a") as log:
+            log.write(f"##### {r.check.name}: {r.status}, {r.seconds:.1f} s, GPU {' '.join(r.gpus)}\n{r.log}\n")
+        print(f"== {time.monotonic() - self.begin:5.1f} s: {r.check.name} {r.status}", flush=True)
+        shown = figures(r.log)
+        if r.failed:
+            shown += [line for line in r.log.splitlines()[-8:] if line not in shown]
+        for line in shown:
+            print("   " + line[:180], flush=True)
+
+
+FIGURES = re.compile(r"^(weights|cuda |decode|prefill|(qwen|llama)\S+ +(bf16|det|fp16)|bf16:.*prompts,|deterministic:.*prompts,|fp16:.*prompts,|FAIL|ok  |"
+                     r" +(batch|hybrid|prefill and)|\[ +FAILED)")
+
+
+def figures(text):
+    """What a benchmark or comparison is for."""
+    return [line for line in text.splitlines() if FIGURES.match(line)]
+
+
+def summary(text):
+    """The most telling words of a log, for the table."""
+    parts = []
+    for pattern in (r"^\[ *(?:PASSED|FAILED|SKIPPED) *\] *\d.*", r"ERROR SUMMARY: \d+ errors", r"^\d+ checks failed", r"^parity: .*", r"^it works|^==> it works"):
+        parts += [re.sub(r"\s+", " ", m) for m in re.findall(pattern, text, re.MULTILINE)[:2]]
+    steps = re.findall(r"^decode +(\d+) +1024 +([\d.]+)", text, re.MULTILINE)
+    if steps:
+        parts.append("decode at 1k, ms: " + ", ".join(f"{batch}: {ms}" for batch, ms in steps))
+    checked = len(re.findall(r"^ok  ", text, re.MULTILINE))
+    return (f"{checked} held, " if checked else "") + " ".join(parts)
+
+
+def run(names):
+    receive()
+    if not programs_there():
+        raise SystemExit("error: the programs have not come yet")
+    known = {check.name: check for check in CHECKS}
+    groups = {"all": list(known), **{g: [n for n in known if known[n].group == g] for g in ("kernels", "serving")}}
+    wanted = [n for name in names or ["all"] for n in groups.get(name, [name])]
+    unknown = [n for n in wanted if n not in known]
+    if unknown:
+        raise SystemExit(f"error: no check is called {unknown[0]}; there are: {' '.join(known)}")
+    gpus = visible_gpus()
+    begin = time.monotonic()
+    results = Run(Context(gpus), [known[n] for n in dict.fromkeys(wanted)]).run()
+    lines = [f"{r.check.name:14} {r.status.split(':')[0]:14} {r.seconds:6.1f} s  GPU {','.join(r.gpus):4} "
+             f"{summary(r.log) if r.log else r.status.partition(': ')[2]}"[:170] for r in sorted(results, key=lambda r: list(known).index(r.check.name))]
+    asked = {n for n in names if n in known}  # by its own name: then it must run
+    bad = sum(r.failed or (r.check.name in asked and r.status != "passed") for r in results)
+    passed = sum(r.status == "passed" for r in results)
+    lines.append(f"{len(results)} checks on {len(gpus)} GPUs in {time.monotonic() - begin:.0f} s: {passed} passed, {bad} failed, {len(results) - passed - bad} not run")
+    with open(LOGS / "gpu-check.log", "a") as log:
+        log.write("\n".join(["##### table", *lines]) + "\n")
+    print("\n".join(lines))
+    return 1 if bad else 0
+
+
+def visible_gpus():
+    done = subprocess.run(["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True, text=True) \
+        if shutil.which("nvidia-smi") else None
+    if not done or done.returncode or not done.stdout.strip():
+        raise SystemExit("error: nvidia-smi shows no GPU here")
+    print(done.stdout.strip(), flush=True)
+    there = [line.split(",")[0] for line in done.stdout.splitlines()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [g for g in visible.split(",") if g in there] if visible else there
+
+
+def main():
+    verb, *rest = sys.argv[1:] or [""]
+    if verb == "receive":
+        return receive()
+    if verb == "list":
+        print("\n".join(f"{c.name:14} {c.group:8} {'one GPU' if c.gpus == 'one' else 'a third of a GPU' if c.gpus == 'share' else 'all GPUs'}, about {c.about} s"
+                        f"{', needs the test model' if c.model else ''}" for c in CHECKS))
+        return 0
+    if verb == "run":
+        return run(rest)
+    raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
