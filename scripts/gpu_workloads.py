@@ -271,25 +271,41 @@ def points_pair(t):
 
 
 RATES = {"0.6b": ((64, 160, 256, 352), (8, 18, 28, 40), (4, 12, 20, 28)),
-         "8b": ((16, 40, 64, 88), (2, 5, 8, 11), (0.75, 1.5, 2.5, 3.5))}
+         "8b": ((16, 40, 64, 88), (2, 5, 8, 11), (1.5, 2.5, 3.5))}
 
 
 def points_sweep(t, model):
     short, middle, long = RATES[model]
-    s, drain = (2.5 if model == "0.6b" else 3) * t, 1
+    drain = 1
+
+    def seconds(rate):  # of a slow rate longer, so that there are some requests
+        return round(t * min(4, max(2.5, 16 / rate)), 2)
+
     for rate in short:
-        yield f"{rate}/s 512/128", load(512, 128, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", s, "--drain", drain, *slo(model))
+        yield f"{rate}/s 512/128", load(512, 128, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", seconds(rate), "--drain", drain, *slo(model))
     for rate in middle:
-        yield f"{rate}/s 4k/256", load(4096, 256, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", s, "--drain", drain, *slo(model))
+        yield f"{rate}/s 4k/256", load(4096, 256, "--rate", rate, "--warmup", max(2, rate // 4), "--duration", seconds(rate), "--drain", drain, *slo(model))
     for rate in long:
-        yield f"64 streams, 8k at {rate}/s", streams(64, round(1000 / rate, 3), s, drain=drain) + slo(model)
+        yield f"64 streams, 8k at {rate}/s", streams(64, round(1000 / rate, 3), seconds(rate), drain=drain) + slo(model)
 
 
+# Parts of the same model, deployment and keys share a launch.
 PARTS = {"one": ("0.6b", ("hybrid",), lambda t: points_one(t), {"max_num_seqs": 512}),
          "pair": ("0.6b", ("pd", "two"), lambda t: points_pair(t), {}),
-         "sweep": ("0.6b", ("pd", "two"), lambda t: points_sweep(t, "0.6b"), {"max_num_seqs": 512}),
-         "sweep8": ("8b", ("pd", "two"), lambda t: points_sweep(t, "8b"), {"max_num_seqs": 512})}
+         "sweep": ("0.6b", ("pd", "two"), lambda t: points_sweep(t, "0.6b"), {}),
+         "sweep8": ("8b", ("pd", "two"), lambda t: points_sweep(t, "8b"), {})}
 SHAPES = {"0.6b": "qwen3-0.6b", "8b": "llama-3.1-8b"}
+
+
+def launches(parts):
+    """{(model, kind, further keys): names of the parts}, in the order of the first of them."""
+    out = {}
+    for part in parts:
+        name, _, half = part.partition(":")
+        model, kinds, _, extra = PARTS[name]
+        for kind in [half] if half else kinds:
+            out.setdefault((model, kind, json.dumps(extra)), []).append(name)
+    return out
 
 
 def model_folder(o, model):
@@ -321,21 +337,17 @@ def main():
     server = Server(o)
     begin = time.monotonic()
     try:
-        for part in o.parts or list(PARTS):
-            name, _, half = part.partition(":")
-            model, kinds, points, extra = PARTS[name]
-            folder = model_folder(o, model)
-            for kind in [half] if half else kinds:
-                if time.monotonic() - begin > o.limit:
-                    break
-                seconds = server.launch(folder, kind, {**extra, **keys})
-                print(f"{model} on {kind}: launched in {seconds:.1f} s, {time.monotonic() - begin:.0f} s into the run", flush=True)
-                if not o.cold:
-                    bench.warm(server, 32 if o.tiny else 64 if name == "pair" else 160)
-                for label, args in points(o.time):
-                    if (not o.only or re.search(o.only, label)) and time.monotonic() - begin < o.limit:
-                        bench.point(server, kind, model, label, args)
-                server.terminate()
+        for (model, kind, extra), names in launches(o.parts or list(PARTS)).items():
+            if time.monotonic() - begin > o.limit:
+                break
+            seconds = server.launch(model_folder(o, model), kind, {**json.loads(extra), **keys})
+            print(f"{model} on {kind}: launched in {seconds:.1f} s, {time.monotonic() - begin:.0f} s into the run", flush=True)
+            if not o.cold:
+                bench.warm(server, 32 if o.tiny else 64 if names == ["pair"] else 160)
+            for label, args in (point for name in names for point in PARTS[name][2](o.time)):
+                if (not o.only or re.search(o.only, label)) and time.monotonic() - begin < o.limit:
+                    bench.point(server, kind, model, label, args)
+            server.terminate()
     finally:
         server.stop()
     print(f"\n{HEAD}")
