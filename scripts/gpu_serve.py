@@ -51,7 +51,7 @@ class Context:
         gpus = [None if g == "cpu" else int(g) for g in o.gpus.split(",")]
         self.prefill, self.decode = gpus[0], gpus[-1]
         self.pair = [("prefill", self.prefill), ("decode", self.decode)]
-        self.movers = o.movers.split(",")
+        self.movers, self.mover = o.movers.split(","), o.mover
         self.kill_tokens, self.pace_us = o.kill_tokens, o.pace_us
         self.requests, self.longest, self.tries, self.cycles, self.each = o.requests, o.longest, o.tries, o.cycles, o.each
         self.server = Server(o.binary, self.env)
@@ -82,7 +82,8 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-8b", help="start: this model of 8B instead, with its bar")
     parser.add_argument("--gpus", default="0", help="of the prefill and the decode replica, e.g. 0,1; one number: they share it; cpu: to try kill without")
-    parser.add_argument("--movers", default="cuda_ipc,nccl")
+    parser.add_argument("--movers", default="cuda_ipc,nccl", help="of pd-verify, kill and cycles")
+    parser.add_argument("--mover", help="mixed, 2p2d: this mover, not what the replicas choose")
     parser.add_argument("--quick", action="store_true", help="serve: fewer and shorter texts")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--longest", type=int, default=2000, help="prompt tokens of the mixed requests")

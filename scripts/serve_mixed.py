@@ -123,6 +123,19 @@ def pair(ctx, prefill=1, decode=1):
     return [("prefill", ctx.prefill)] * prefill + [("decode", ctx.decode)] * decode
 
 
+def launched_pairs(ctx, name, prefill=1, decode=1, **keys):
+    """Prefill and decode replicas; by NCCL they pair in the background, and until then extents would go over the link."""
+    if ctx.mover:
+        keys |= {"mover": ctx.mover, **({"fault": "nccl_one_gpu"} if ctx.mover == "nccl" and ctx.prefill == ctx.decode else {})}
+    start = len(ctx.server.lines())
+    if not launched(ctx, name, placements=pair(ctx, prefill, decode), **keys):
+        return False
+    want = 2 * prefill * decode
+    if ctx.mover == "nccl" and not wait_for(lambda: len(ctx.server.events("xavier.channel_ready", start)) >= want, 20, 0.05):
+        return ctx.report.check(False, f"{name}: {len(ctx.server.events('xavier.channel_ready', start))} of {want} ends of channels are ready after 20 s")
+    return True
+
+
 def baseline(ctx):
     """The mixed requests and what a deterministic hybrid replica answers; made once."""
     if not hasattr(ctx, "mixed"):
@@ -147,7 +160,8 @@ def check_mixed(ctx):
     asked, want = made
     for name, keys in (("deterministic", EXACT), ("fast", {**EXACT, "deterministic": False})):
         name = f"1P1D, {name}"
-        if not launched(ctx, name, placements=pair(ctx), **keys):
+        if not launched_pairs(ctx, name, **keys):
+            ctx.server.terminate()
             continue
         got, took = run_all(ctx.server, asked)
         (equal if keys["deterministic"] else near_ties)(ctx, name, asked, got, want, took)
@@ -159,8 +173,8 @@ def check_2p2d(ctx):
     if made is None:
         return
     asked, want = made[0][:ctx.requests // 3], made[1][:ctx.requests // 3]
-    if not launched(ctx, "2P2D, verified", placements=pair(ctx, 2, 2), verify_handoff=True, **EXACT):
-        return
+    if not launched_pairs(ctx, "2P2D, verified", 2, 2, verify_handoff=True, **EXACT):
+        return ctx.server.terminate()
     start = len(ctx.server.lines())
     got, took = run_all(ctx.server, asked)
     equal(ctx, "2P2D, verified", asked, got, want, took)
