@@ -311,6 +311,9 @@ class Run:
             except Exception as e:  # noqa: BLE001
                 status, failed = f"FAILED: {type(e).__name__}: {e}", True
         text = path.read_text(errors="replace") if path.exists() and not status.startswith("not run") else ""
+        ran, skipped = (sum(map(int, re.findall(rf"^\[ *{word} *\] (\d+) test", text, re.MULTILINE))) for word in ("PASSED", "SKIPPED"))
+        if status == "passed" and skipped > ran:
+            status, failed = "FAILED: skipped", True
         return Result(check, status, time.monotonic() - begin, gpus, text, failed)
 
     def why_not(self, check):
@@ -355,7 +358,7 @@ def figures(text):
 def summary(text):
     """The most telling words of a log, for the table."""
     parts = []
-    for pattern in (r"^\[ *(?:PASSED|FAILED|SKIPPED) *\] *\d.*", r"ERROR SUMMARY: \d+ errors", r"^\d+ checks failed", r"^parity: .*", r"it works:"):
+    for pattern in (r"^\[ *(?:PASSED|FAILED|SKIPPED) *\] *\d.*", r"ERROR SUMMARY: \d+ errors", r"^\d+ checks failed", r"^parity: .*", r"replica on \S+ (\([CG]PU\))"):
         parts += [re.sub(r"\s+", " ", m) for m in re.findall(pattern, text, re.MULTILINE)[:2]]
     steps = re.findall(r"^decode +(\d+) +1024 +([\d.]+)", text, re.MULTILINE)
     if steps:

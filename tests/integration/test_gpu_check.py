@@ -93,18 +93,20 @@ def test_what_passes_fails_and_does_not_run(machine, capsys):
     check("good")
     check("bad", command=("false",))
     check("slow", command=("sleep", "60"), limit=1)
+    check("skips", command=("echo", "[  SKIPPED ] 3 tests, listed below:"))
     check("needs", model=True)
     assert gpu_checks.run(["kernels"]) == 1
     out = capsys.readouterr().out
-    table = {line.split()[0]: line for line in out.splitlines()[-5:-1]}
+    table = {line.split()[0]: line for line in out.splitlines()[-6:-1]}
     assert "passed" in table["good"] and "[ PASSED ] 2 tests." in table["good"]
     assert "FAILED (1)" in table["bad"] and "TIMED OUT after 1 s" in table["slow"] and "not run" in table["needs"]
-    assert out.splitlines()[-1].startswith("4 checks on 2 GPUs in ") and out.endswith(": 1 passed, 2 failed, 1 not run\n")
+    assert "FAILED" in table["skips"], "without a GPU that works tests skip: that is no success"
+    assert out.splitlines()[-1].startswith("5 checks on 2 GPUs in ") and out.endswith(": 1 passed, 3 failed, 1 not run\n")
     log = (gpu_checks.LOGS / "gpu-check.log").read_text()
     assert "##### bad: FAILED (1)" in log and out.splitlines()[-1] in log
     assert gpu_checks.run(["good"]) == 0
     assert gpu_checks.run(["good", "needs"]) == 1, "what was asked for by name must run"
-    with pytest.raises(SystemExit, match="no check is called other; there are: good bad slow needs"):
+    with pytest.raises(SystemExit, match="no check is called other; there are: good bad slow skips needs"):
         gpu_checks.run(["other"])
 
 
