@@ -271,12 +271,12 @@ def points_pair(t):
 
 
 RATES = {"0.6b": ((64, 160, 256, 352), (8, 18, 28, 40), (4, 12, 20, 28)),
-         "8b": ((16, 40, 64, 88), (2, 5, 8, 11), (1.5, 2.5, 3.5))}
+         "8b": ((40, 64, 88), (2, 5, 8, 11), (1.5, 2.5, 3.5))}
 
 
 def points_sweep(t, model):
     short, middle, long = RATES[model]
-    drain = 1
+    drain = 2 if model == "8b" else 1  # what one request takes
 
     def seconds(rate):  # of a slow rate longer, so that there are some requests
         return round(t * min(4, max(2.5, 16 / rate)), 2)
