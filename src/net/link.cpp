@@ -41,6 +41,7 @@ Link::Link(asio::io_context& io, UniqueFd fd, Side side, Identity self, Options 
       tick_(strand_),
       deadline_(strand_),
       options_(options),
+      fd_(fd.get()),
       unix_(local_address(fd.get()).storage.ss_family == AF_UNIX),
       remote_(to_text(remote_address(fd.get()))),
       local_ip_(unix_ ? "" : to_text(local_address(fd.get()), false)),
@@ -99,6 +100,7 @@ void Link::start(Handlers handlers) {
         handlers_ = std::move(handlers);
         if (phase_ == Phase::kClosing) return;
         phase_ = Phase::kRunning;
+        direct_ = true;
         last_heard_ = last_tick_ = steady_now();
         arm_tick();
         if (take_frames()) read_some();
@@ -110,6 +112,7 @@ void Link::close() {
         if (phase_ == Phase::kClosing || phase_ == Phase::kClosed) return;
         if (phase_ == Phase::kShaking) return fail_with({ErrorCode::kCancelled, "link closed", {}});
         phase_ = Phase::kClosing;
+        direct_ = false;
         tick_.cancel();
         deadline_.expires_after(std::chrono::milliseconds(kCloseMs));
         deadline_.async_wait([self = shared_from_this()](error_code ec) {
@@ -128,16 +131,17 @@ void Link::fail_with(Error error) {
     if (phase_ == Phase::kClosed) return;
     phase_ = Phase::kClosed;
     refuse_sends_ = true;
+    direct_ = false;
     tick_.cancel();
     deadline_.cancel();
-    error_code ignored;
-    socket_.close(ignored);
-    outgoing_.clear();
     {
-        const std::lock_guard lock(mutex_);
+        const std::scoped_lock lock(write_mutex_, mutex_);
+        error_code ignored;
+        socket_.close(ignored);
+        outgoing_.clear();
         pending_.clear();
+        queued_bytes_ = 0;
     }
-    queued_bytes_ = 0;
     // Out of the members first: they may own what owns this link, and none may run twice.
     auto ready = std::exchange(ready_done_, nullptr);
     auto handlers = std::exchange(handlers_, {});
@@ -173,7 +177,7 @@ bool Link::read_once(size_t& budget) {
     std::vector<UniqueFd> fds;
     if (phase_ == Phase::kClosing) {
         std::array<std::byte, 4096> scrap;
-        const IoResult r = receive(socket_.native_handle(), scrap, unix_, fds);
+        const IoResult r = receive(fd_, scrap, unix_, fds);
         if (r.end || r.error != 0) {
             if (half_closed_) fail_with({ErrorCode::kCancelled, "link closed", {}});
             else fail_with(peer_gone(r.error));
@@ -182,7 +186,7 @@ bool Link::read_once(size_t& budget) {
         return !r.would_block && phase_ == Phase::kClosing;
     }
     const std::span<std::byte> space = reader_.read_space();
-    const IoResult r = receive(socket_.native_handle(), space, unix_, fds);
+    const IoResult r = receive(fd_, space, unix_, fds);
     if (r.would_block) return false;
     if (r.end || r.error != 0) {
         fail_with(peer_gone(r.error));
@@ -264,6 +268,7 @@ void Link::send(const wire::Message& message, std::vector<std::byte> payload, st
         refuse_sends_ = true;
         return abort({ErrorCode::kOverloaded, "the other side does not read: " + std::to_string(queued) + " bytes queued", {}});
     }
+    if (send_now(frame)) return;
     bool post = false;
     {
         const std::lock_guard lock(mutex_);
@@ -273,27 +278,49 @@ void Link::send(const wire::Message& message, std::vector<std::byte> payload, st
     if (post) on_strand([this] { flush(); });
 }
 
-void Link::flush() {
+/// Writes from the caller's thread where nothing waits ahead of the frame: it saves a way through the strand's thread. What the
+/// socket does not take is left to the strand. False where the frame must queue.
+bool Link::send_now(Frame& frame) {
+    if (!direct_.load(std::memory_order_relaxed)) return false;
+    int error = 0;
     {
-        const std::lock_guard lock(mutex_);
-        flush_posted_ = false;
-        std::move(pending_.begin(), pending_.end(), std::back_inserter(outgoing_));
-        pending_.clear();
+        const std::unique_lock writing(write_mutex_, std::try_to_lock);
+        if (!writing || !direct_ || !outgoing_.empty()) return false;
+        {
+            const std::lock_guard lock(mutex_);
+            if (!pending_.empty()) return false;
+        }
+        outgoing_.push_back(std::move(frame));
+        error = write_out();
+        if (error == 0 && outgoing_.empty()) return true;
     }
-    if (phase_ == Phase::kClosed) {
-        outgoing_.clear();
-        queued_bytes_ = 0;
-        return;
+    if (error != 0) abort(peer_gone(error));
+    else on_strand([this] { flush(); });
+    return true;
+}
+
+void Link::flush() {
+    int error = 0;
+    bool more = false;
+    {
+        const std::lock_guard writing(write_mutex_);
+        {
+            const std::lock_guard lock(mutex_);
+            flush_posted_ = false;
+            std::move(pending_.begin(), pending_.end(), std::back_inserter(outgoing_));
+            pending_.clear();
+        }
+        if (phase_ == Phase::kClosed) {
+            outgoing_.clear();
+            queued_bytes_ = 0;
+            return;
+        }
+        if (writing_) return;
+        error = write_out();
+        more = !outgoing_.empty();
     }
-    if (writing_) return;
-    size_t turn = 0;
-    while (!outgoing_.empty() && turn < kTurnBytes) {
-        const size_t before = queued_bytes();
-        if (!write_once()) break;
-        turn += before - std::min(before, queued_bytes());
-    }
-    if (phase_ == Phase::kClosed) return;
-    if (outgoing_.empty()) return finish_if_closing();
+    if (error != 0) return fail_with(peer_gone(error));
+    if (!more) return finish_if_closing();
     writing_ = true;
     socket_.async_wait(asio::posix::stream_descriptor::wait_write, [self = shared_from_this()](error_code ec) {
         self->writing_ = false;
@@ -302,8 +329,19 @@ void Link::flush() {
     });
 }
 
-/// One gathering write; false when the socket is full or the link is lost.
-bool Link::write_once() {
+/// Writes until all is out, the socket is full or a turn is over; an error number where the link is lost. write_mutex_ is held.
+int Link::write_out() {
+    for (size_t turn = 0; !outgoing_.empty() && turn < kTurnBytes;) {
+        const IoResult r = write_once();
+        if (r.error != 0) return r.error;
+        if (r.would_block) break;
+        turn += r.bytes;
+    }
+    return 0;
+}
+
+/// One gathering write.
+IoResult Link::write_once() {
     std::array<std::span<const std::byte>, kBuffersPerCall> parts;
     size_t count = 0;
     std::span<const UniqueFd> fds;
@@ -319,12 +357,11 @@ bool Link::write_once() {
             break;
         }
     }
-    const IoResult r = send_buffers(socket_.native_handle(), std::span(parts).first(count), fds);
-    if (r.error != 0) fail_with(peer_gone(r.error));
-    if (r.error != 0 || r.would_block) return false;
+    const IoResult r = send_buffers(fd_, std::span(parts).first(count), fds);
+    if (r.error != 0 || r.would_block) return r;
     if (!fds.empty()) outgoing_.front().fds.clear();
     drop_sent(r.bytes);
-    return true;
+    return r;
 }
 
 void Link::drop_sent(size_t bytes) {
@@ -342,7 +379,7 @@ void Link::finish_if_closing() {
     if (phase_ != Phase::kClosing || half_closed_) return;
     half_closed_ = true;
     refuse_sends_ = true;
-    ::shutdown(socket_.native_handle(), SHUT_WR);
+    ::shutdown(fd_, SHUT_WR);
 }
 
 // ---- liveness ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@
 #include "baton/net/connection.hpp"
 #include "net/frame_reader.hpp"
 #include "net/handshake.hpp"
+#include "net/socket.hpp"
 
 namespace baton::net {
 
@@ -70,8 +71,10 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     bool on_frame(Received received);
     bool on_handshake(const wire::Message& message);
 
+    bool send_now(Frame& frame);
     void flush();
-    bool write_once();
+    int write_out();
+    IoResult write_once();
     void drop_sent(size_t bytes);
     void finish_if_closing();
 
@@ -84,6 +87,7 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     boost::asio::steady_timer tick_;
     boost::asio::steady_timer deadline_;
     const Options options_;
+    const int fd_;  ///< of socket_; open as long as that is
     const bool unix_;
     std::string remote_;
     std::string local_ip_;
@@ -96,13 +100,15 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     bool reading_ = false;   ///< a wait for readability is pending
     bool writing_ = false;   ///< a wait for writability is pending
     bool half_closed_ = false;
-    std::deque<Frame> outgoing_;
     uint64_t heartbeats_ = 0;
     int64_t heartbeat_ms_ = 0;
     TimeMs last_heard_;
     TimeMs last_tick_;
 
-    std::mutex mutex_;             ///< guards pending_ and flush_posted_
+    std::mutex write_mutex_;       ///< who holds it may write; guards outgoing_, and the socket against being closed meanwhile
+    std::deque<Frame> outgoing_;
+    std::atomic<bool> direct_{false};  ///< running: send() may write by itself. Cleared under write_mutex_ or before it is taken
+    std::mutex mutex_;             ///< guards pending_ and flush_posted_; taken after write_mutex_
     std::vector<Frame> pending_;   ///< frames of send() not taken by the strand yet
     bool flush_posted_ = false;
     std::atomic<size_t> queued_bytes_{0};

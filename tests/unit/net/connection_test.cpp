@@ -282,6 +282,47 @@ TEST(Connection, PeerThatDoesNotReadIsClosed) {
     there.link.reset();
 }
 
+TEST(Connection, WhatTheSocketTakesLeavesInTheSendersThread) {
+    io_context io, other;
+    RunDirectory dir;
+    End here, there;
+    auto listener = Listener::listen(other, {dir.file("s"), ""}, {"replica", "s", "k"},
+                                     [&](std::shared_ptr<Connection> c) { there.link = std::move(c); });
+    ASSERT_TRUE(listener);
+    connect(io, {dir.file("s"), ""}, {"peer", "c", "k"}, 5'000, [&](auto c) { here.link = std::move(*c); });
+    ASSERT_TRUE(pump(io, [&] {
+        other.restart();
+        other.poll();
+        return here.link && there.link;
+    }));
+    here.start();
+    there.start();
+    io.restart();
+    io.poll();  // from here on the sender's own loop stands still
+    for (uint64_t i = 0; i < 100; ++i) here.link->send(wire::Accept{{i}, 0});
+    EXPECT_EQ(here.link->queued_bytes(), 0u);
+    ASSERT_TRUE(pump(other, [&] { return there.heard.size() == 100; }));
+    // More than the socket holds: the rest waits for the loop, and what is sent later for the rest.
+    const auto bytes = random_bytes(8 << 20, 5);
+    here.link->send(extent_of(bytes), bytes);
+    for (uint64_t i = 0; i < 100; ++i) here.link->send(wire::Accept{{i}, 0});
+    EXPECT_GT(here.link->queued_bytes(), 0u);
+    ASSERT_TRUE(pump(io, [&] {
+        other.restart();
+        other.poll();
+        return there.heard.size() == 201;
+    }));
+    EXPECT_TRUE(there.heard[100].payload == bytes);
+    for (uint64_t i = 0; i < 100; ++i) EXPECT_EQ(std::get<wire::Accept>(there.heard[101 + i].message).offer.value, i);
+    here.link->close();
+    there.link->close();
+    EXPECT_TRUE(pump(io, [&] {
+        other.restart();
+        other.poll();
+        return here.closed.size() == 1 && there.closed.size() == 1;
+    }));
+}
+
 TEST(Connection, HandlerThatThrowsCostsOnlyItsLink) {
     io_context io;
     RunDirectory dir;
