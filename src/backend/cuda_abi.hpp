@@ -11,7 +11,7 @@
 namespace baton::backend {
 
 /// Raised with every change of a type that crosses: CudaModule, DeviceBackend, Plan, CudaOptions.
-inline constexpr uint32_t kCudaAbi = 5;
+inline constexpr uint32_t kCudaAbi = 6;
 inline constexpr const char* kCudaModuleFile = "libbaton_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "baton_cuda_module";
 
@@ -21,6 +21,7 @@ struct CudaModule {
     Expected<std::vector<CudaDevice>> (*devices)() = nullptr;
     Expected<CudaCalibration> (*calibrate)(uint32_t device) = nullptr;
     Expected<std::unique_ptr<DeviceBackend>> (*make)(const Plan& plan, const CudaOptions& options) = nullptr;
+    Expected<void> (*open)(uint32_t device) = nullptr;
 };
 /// The only symbol the module exports. Its first two members never move.
 using CudaModuleEntry = const CudaModule* (*)();

@@ -63,6 +63,11 @@ Expected<CudaCalibration> cuda_calibrate(uint32_t device) {
     return module->calibrate(device);
 }
 
+Expected<void> cuda_open(uint32_t device) {
+    BATON_TRY_ASSIGN(const CudaModule* module, cuda_module());
+    return module->open(device);
+}
+
 Expected<std::unique_ptr<DeviceBackend>> make_cuda_backend(const Plan& plan, const CudaOptions& options) {
     BATON_TRY_ASSIGN(const CudaModule* module, cuda_module());
     return module->make(plan, options);

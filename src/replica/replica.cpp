@@ -1,5 +1,6 @@
 #include "baton/replica/replica.hpp"
 
+#include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -27,6 +28,8 @@ namespace {
 
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
+constexpr int kCoresToSpin = 8;
+constexpr int64_t kSpinUs = 1'000;
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
@@ -60,14 +63,19 @@ class Replica {
   private:
     Expected<void> load() {
         const int64_t begin = steady_now_us();
+        std::jthread opening;  // the GPU gets ready while the model's files are read
+        if (const auto gpu = config::gpu_of(settings_)) opening = std::jthread([gpu] { (void)backend::cuda_open(*gpu); });
         BATON_TRY_ASSIGN(const model::ModelInfo info, model::inspect_model(settings_.model_path));
         BATON_TRY_ASSIGN(const backend::Plan plan, model::load_plan(settings_.model_path));
         const int64_t read = steady_now_us();
+        if (opening.joinable()) opening.join();
+        const int64_t open = steady_now_us();
         identity_ = info.identity;
         const uint32_t model_len = settings_.max_model_len == 0 ? info.context_length
                                                                 : std::min(settings_.max_model_len, info.context_length);
         BATON_TRY(config::gpu_of(settings_) ? load_on_gpu(plan, model_len) : load_on_cpu(plan, model_len));
-        const std::string phases = "model " + std::to_string((read - begin) / 1000) + ", " + backend_phases(steady_now_us() - read);
+        const std::string phases = "model " + std::to_string((read - begin) / 1000) + ", open " + std::to_string((open - read) / 1000) +
+                                   ", " + backend_phases(steady_now_us() - open);
         BATON_TRY(start_links());
         start_transfer();
         BATON_TRY(plant_faults());
@@ -171,7 +179,11 @@ class Replica {
         core.blocks = pool_->layout().blocks;
         core.snapshot_blocks_max = static_cast<uint32_t>(std::max<size_t>(kSnapshotBytesHeld / pool_->layout().block_bytes(), 1));
         const bool log_steps = settings_.log_level == "debug" || settings_.log_level == "trace";
-        const engine::Engine::Options options{core, settings_.verify_handoff, 100, log_steps};
+        engine::Engine::Options options;
+        options.core = core;
+        options.verify_handoff = settings_.verify_handoff;
+        options.spin_us = spin_us();
+        options.log_steps = log_steps;
         engine::Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action& a) { act(a); };
         callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
@@ -179,6 +191,14 @@ class Replica {
         callbacks.checksums = [this](std::span<const BlockId> blocks) { return transfer_->checksums(blocks); };
         engine_ = gpu_ ? engine::Engine::start(options, std::move(gpu_), *pool_, std::move(callbacks))
                        : engine::Engine::start(options, std::move(cpu_), *pool_, std::move(callbacks));
+    }
+
+    /// A thread that looks at its device without a pause takes a core: only where there are many.
+    static int64_t spin_us() {
+        if (const char* given = std::getenv("BATON_ENGINE_SPIN_US")) return std::atoll(given);
+        cpu_set_t cores;
+        if (::sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < kCoresToSpin) return 0;
+        return kSpinUs;
     }
 
     void start_transfer() {

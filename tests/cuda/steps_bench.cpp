@@ -1,9 +1,10 @@
-// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads]...
+// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | parts]...
 //   decode   steps of one row a sequence, one queued ahead: the loop's time and the host's, by what it is spent on, where the
 //            host waits in a loop ("spin") and where it sleeps meanwhile, as an engine does ("nap")
 //   mixed    decode rows and prompts in one step
 //   prefill  prompts alone
 //   loads    device memory and time of graphs
+//   parts    the device's time of a decode step with all, a quarter and none of the layers
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -179,6 +180,25 @@ void bench_loads(CudaBackend& backend) {
                 static_cast<double>(before - free_bytes()) / (1 << 20), static_cast<double>(now.eager - times.eager) / made * 1e-6);
 }
 
+void bench_parts(CudaBackend& backend) {
+    const uint32_t layers = backend.shape().layers;
+    for (const uint32_t rows : {1u, 8u, 16u, 64u}) {
+        StepShape shape;
+        shape.rows = shape.decode = shape.logits = rows;
+        shape.splits = 1;
+        std::printf("parts %3u rows:", rows);
+        for (const uint32_t n : {layers, layers / 4, 0u}) {
+            const auto seconds = backend.time_step(shape, n);
+            if (!seconds) stop(seconds.error().message);
+            std::printf("  %2u layers %7.1f us", n, *seconds * 1e6);
+        }
+        shape.logits = 0;
+        const auto seconds = backend.time_step(shape, 0);
+        if (!seconds) stop(seconds.error().message);
+        std::printf("  without head %7.1f us\n", *seconds * 1e6);
+    }
+}
+
 int run(int argc, char** argv) {
     auto plan = cli::random_plan(argc > 1 ? argv[1] : "qwen3-0.6b");
     if (!plan) stop(plan.error().message);
@@ -199,6 +219,7 @@ int run(int argc, char** argv) {
         else if (std::strcmp(argv[i], "mixed") == 0) bench_mixed(backend);
         else if (std::strcmp(argv[i], "prefill") == 0) bench_prefill(backend);
         else if (std::strcmp(argv[i], "loads") == 0) bench_loads(backend);
+        else if (std::strcmp(argv[i], "parts") == 0) bench_parts(backend);
         else stop(std::string("unknown part ") + argv[i]);
     }
     return 0;

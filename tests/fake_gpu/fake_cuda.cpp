@@ -36,6 +36,8 @@ Expected<std::vector<CudaDevice>> cuda_devices() {
     return devices;
 }
 
+Expected<void> cuda_open(uint32_t) { return {}; }
+
 Expected<CudaCalibration> cuda_calibrate(uint32_t) { return CudaCalibration{}; }
 
 Expected<std::unique_ptr<DeviceBackend>> make_cuda_backend(const Plan& plan, const CudaOptions& options) {

@@ -51,6 +51,10 @@ struct CudaCalibration {
 /// Opens the module and lists the GPUs. Errors: kUnavailable with the reason (no module in this build, no driver, no GPU).
 [[nodiscard]] Expected<std::vector<CudaDevice>> cuda_devices();
 
+/// Does the part of make_cuda_backend that needs no plan: opens the module and makes the process ready to use that GPU, which takes
+/// some 0.3 s. Any thread; errors come again from make_cuda_backend.
+[[nodiscard]] Expected<void> cuda_open(uint32_t device);
+
 /// Takes about 100 ms and 512 MiB of the device.
 [[nodiscard]] Expected<CudaCalibration> cuda_calibrate(uint32_t device);
 

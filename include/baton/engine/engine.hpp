@@ -32,6 +32,8 @@ class Engine {
         pd::CoreConfig core;
         bool verify_handoff = false;  ///< put checksums of the blocks into each Commit
         int64_t stats_every_ms = 100;
+        /// How long, before and after a step's end is due, the thread looks at the device without a pause, in µs; 0: it naps always.
+        int64_t spin_us = 0;
         bool log_steps = false;       ///< a line `engine.step` at debug for each step, with the host's time by part
     };
     using Task = std::function<void(pd::ReplicaCore& core, TimeMs now)>;

@@ -127,14 +127,14 @@ Expected<void> CudaBackend::keep_graph(const StepShape& shape) {
             if (!it->second.kept && (oldest == graphs_.end() || it->second.used < oldest->second.used)) oldest = it;
         if (oldest != graphs_.end()) graphs_.erase(oldest);
     }
-    BATON_TRY_ASSIGN(GraphExec exec, capture(shape));
+    BATON_TRY_ASSIGN(GraphExec exec, capture(setup_, shape));
     graphs_.emplace(shape, Graph{std::move(exec), next_step_, false});
     return {};
 }
 
-Expected<GraphExec> CudaBackend::capture(const StepShape& shape) {
+Expected<GraphExec> CudaBackend::capture(const PassSetup& setup, const StepShape& shape) {
     BATON_CUDA_TRY(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capturing a step");
-    const cudaError_t launched = run_pass(setup_, launch(), shape);
+    const cudaError_t launched = run_pass(setup, launch(), shape);
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &graph);
     if (launched != cudaSuccess || ended != cudaSuccess) {

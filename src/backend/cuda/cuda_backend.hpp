@@ -54,6 +54,9 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string tuning() const override;
     [[nodiscard]] std::vector<LoadPhase> load_phases() const override { return phases_.all(); }
     [[nodiscard]] const HostTimes& host_times() const { return times_; }
+    /// Seconds that the device takes for a step of padding of that shape with the first `layers` of the layers, the least of some
+    /// replays. For the load and benchmarks: the device's count of steps goes on by it, so that no step may be submitted afterwards.
+    Expected<double> time_step(const StepShape& shape, uint32_t layers);
 
   private:
     /// Host memory that progress words lie in.
@@ -86,7 +89,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
     Expected<void> run_padding(const StepShape& shape, uint32_t context);
-    Expected<double> time_step(const StepShape& shape);
+    [[nodiscard]] uint32_t layers_timed() const;
 
     [[nodiscard]] Expected<void> enter() const;
     [[nodiscard]] Expected<uint64_t> budget() const;
@@ -96,7 +99,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
     Expected<void> run(const Arrangement& step);
-    Expected<GraphExec> capture(const StepShape& shape);
+    Expected<GraphExec> capture(const PassSetup& setup, const StepShape& shape);
     Expected<void> keep_graph(const StepShape& shape);
     Expected<void> capture_wanted();
     [[nodiscard]] bool failed() const;

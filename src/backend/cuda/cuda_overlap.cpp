@@ -17,7 +17,9 @@ namespace {
 constexpr uint32_t kRowsMax = 64;   // of the sizes tried: kernels of larger ones are long
 constexpr uint32_t kContext = 1024;
 constexpr double kShort = 2e-3;  // seconds: in longer steps it matters little which of two kernels runs
-constexpr int kReplays = 2;
+constexpr int kReplays = 3;
+constexpr uint32_t kLayersPart = 4;   // of a step's layers one in so many is timed, which are alike
+constexpr uint32_t kLayersLeast = 4;
 constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
 constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
@@ -73,9 +75,9 @@ Expected<void> CudaBackend::choose_overlap() {
         const uint32_t context = std::min(kContext, positions_max_);
         shape.splits = splits(rows, context);
         BATON_TRY(run_padding(shape, context));
-        BATON_TRY_ASSIGN(double best, time_step(shape));
+        BATON_TRY_ASSIGN(double best, time_step(shape, layers_timed()));
         const auto keep_if_faster = [&](const StepShape& changed) -> Expected<void> {
-            BATON_TRY_ASSIGN(const double seconds, time_step(changed));
+            BATON_TRY_ASSIGN(const double seconds, time_step(changed, layers_timed()));
             if (seconds > best * kWorthIt) return {};
             best = seconds;
             shape = changed;
@@ -89,7 +91,7 @@ Expected<void> CudaBackend::choose_overlap() {
         StepShape changed = shape;
         changed.ahead = true;
         BATON_TRY(keep_if_faster(changed));
-        if (std::has_single_bit(rows) && best < kShort) BATON_TRY(choose_products(shape, best));
+        if (std::has_single_bit(rows) && best * kLayersPart < kShort) BATON_TRY(choose_products(shape, best));
         overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0);
         measured = true;
     }
@@ -120,7 +122,7 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double best)
         uint32_t chosen = 0;
         for (uint32_t i = 1; i < linear->alternatives(*matrix, shape.rows); ++i) {
             linear->choose(*matrix, shape.rows, i);
-            BATON_TRY_ASSIGN(const double seconds, time_step(shape));
+            BATON_TRY_ASSIGN(const double seconds, time_step(shape, layers_timed()));
             if (seconds > best * kWorthIt) continue;
             best = seconds;
             chosen = i;
@@ -137,9 +139,16 @@ void CudaBackend::set_overlap(StepShape& shape) const {
     shape.ahead = (chosen->second & kAhead) != 0;
 }
 
-/// The shortest of some replays, in seconds.
-Expected<double> CudaBackend::time_step(const StepShape& shape) {
-    BATON_TRY_ASSIGN(const GraphExec graph, capture(shape));
+/// Enough to choose by: a graph of all layers takes as much longer to make as to run.
+uint32_t CudaBackend::layers_timed() const {
+    const uint32_t layers = model_.shape.layers;
+    return std::min(layers, std::max(kLayersLeast, layers / kLayersPart));
+}
+
+Expected<double> CudaBackend::time_step(const StepShape& shape, uint32_t layers) {
+    PassSetup setup = setup_;
+    setup.model.layers = std::min(layers, model_.shape.layers);
+    BATON_TRY_ASSIGN(const GraphExec graph, capture(setup, shape));
     TimedEvent marks[kReplays + 1];
     for (TimedEvent& mark : marks) {
         cudaEvent_t event = nullptr;

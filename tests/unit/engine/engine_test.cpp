@@ -25,7 +25,7 @@ std::vector<TokenId> ids(uint32_t n, TokenId first) {
 /// An engine over a fake device or CPU, and what it told the supervisor.
 class Rig {
   public:
-    explicit Rig(bool device, Role role = Role::kHybrid) {
+    explicit Rig(bool device, Role role = Role::kHybrid, int64_t spin_us = 0) {
         auto words = xavier::SharedPool::create_words(layout(kBlocks, kBlockTokens), 8);
         EXPECT_TRUE(words) << words.error().message;
         words_ = std::move(*words);
@@ -40,6 +40,7 @@ class Rig {
         options.core.step_tokens = 16;
         options.core.progress_slots = 8;
         options.stats_every_ms = 1;
+        options.spin_us = spin_us;
         Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action action) { take(std::move(action)); };
         callbacks.stats = [](const wire::ReplicaStats&) {};
@@ -172,8 +173,13 @@ TEST_P(BothKinds, AStopTokenEndsASequence) {
     EXPECT_LE(r.tokens(1).size(), 6u);
 }
 
-TEST(Engine, SubmitsTheNextStepWhileOneRuns) {
-    Rig r(true);
+/// How long the engine thread looks without a pause.
+class Waiting : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Engine, Waiting, testing::Values(0, 300, 1'000'000),
+                         [](const auto& spin) { return "Spin" + std::to_string(spin.param); });
+
+TEST_P(Waiting, SubmitsTheNextStepWhileOneRuns) {
+    Rig r(true, Role::kHybrid, GetParam());
     r.control.hold();
     r.run(sequence(1, ids(5, 0), 9));
     ASSERT_TRUE(r.control.wait_until([&] { return r.control.submitted == 2; }));
@@ -191,8 +197,8 @@ TEST(Engine, SubmitsTheNextStepWhileOneRuns) {
     EXPECT_EQ(r.batches(), 9u);
 }
 
-TEST(Engine, ListensWhileTheDeviceWorks) {
-    Rig r(true);
+TEST_P(Waiting, ListensWhileTheDeviceWorks) {
+    Rig r(true, Role::kHybrid, GetParam());
     r.control.hold();
     r.run(sequence(1, ids(5, 0), 9));
     ASSERT_TRUE(r.control.wait_until([&] { return r.control.submitted == 2; }));
