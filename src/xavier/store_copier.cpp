@@ -65,7 +65,12 @@ void StoreCopier::start(pd::StoreCopy copy) {
 int64_t StoreCopier::idle_us(int64_t now_us) const {
     if (jobs_.empty() || waits_) return kNothing;
     if (jobs_.front().ticket != 0) return kPollUs;
-    return std::max<int64_t>(0, jobs_.front().not_before_us - now_us);
+    return std::max<int64_t>(0, due_us(jobs_.front()) - now_us);
+}
+
+/// When the job's next slice may begin.
+int64_t StoreCopier::due_us(const Job& job) const {
+    return job.copy.to_store ? std::max(job.not_before_us, rest_until_us_) : job.not_before_us;
 }
 
 bool StoreCopier::step(int64_t now_us) {
@@ -82,7 +87,7 @@ bool StoreCopier::step(int64_t now_us) {
         job.writing = waits_ = true;
         return true;
     }
-    if (now_us < job.not_before_us) return false;
+    if (now_us < due_us(job)) return false;
     waits_ = !copy_slice(job);
     if (waits_) return false;
     job.slice_us = now_us;
@@ -148,10 +153,9 @@ bool StoreCopier::end_slice(Job& job, int64_t now_us) {
     job.ticket = 0;
     job.pieces.clear();
     job.writing = false;
-    if (!job.failed && job.next < job.copy.blocks.size()) {
-        if (job.copy.to_store) job.not_before_us = now_us + (now_us - job.slice_us) * kPauseRatio;
-        return true;
-    }
+    // Also after a copy's last slice: a decode replica's copies are of a block or a few each, one after the other.
+    if (job.copy.to_store) rest_until_us_ = now_us + (now_us - job.slice_us) * kPauseRatio;
+    if (!job.failed && job.next < job.copy.blocks.size()) return true;
     const uint64_t id = job.copy.copy;
     const bool ok = !job.failed;
     jobs_.pop_front();

@@ -57,6 +57,7 @@ class StoreCopier {
         bool failed = false;
     };
     [[nodiscard]] bool valid(const pd::StoreCopy& copy) const;
+    [[nodiscard]] int64_t due_us(const Job& job) const;
     /// Copies a slice of the job's blocks, or queues it on the device; false when it has to wait for another thread.
     bool copy_slice(Job& job);
     [[nodiscard]] std::span<std::byte> slot_of(const Job& job);
@@ -72,6 +73,7 @@ class StoreCopier {
     std::unique_ptr<SlabPinner> pinner_;   ///< of the store's memory, for a device
     std::unique_ptr<StoreWriter> writer_;  ///< likewise
     std::deque<Job> jobs_;                 ///< the front one may have copies under way
+    int64_t rest_until_us_ = 0;            ///< of copies into the store
     bool waits_ = false;                   ///< for a thread that will wake this one
 };
 
