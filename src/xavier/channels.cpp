@@ -71,7 +71,7 @@ void Channels::fail(Channel& c, std::string_view reason, bool tell, TimeMs now) 
     for (const Buffer& b : c.buffers)
         if (!c.sender && (b.state == Buffer::State::kMoving || b.state == Buffer::State::kMoved)) puller_.lose_channel(b.pull);
     c.buffers.clear();
-    c.proven.clear();
+    c.announced.clear();
     c.numbers = c.granted = c.moving_bytes = 0;
     c.next_try = now + c.retry_ms;
     c.retry_ms = std::min(c.retry_ms * 2, kRetryMsMax);
@@ -165,16 +165,16 @@ void Channels::on(Channel& c, const wire::ChannelGo& m, TimeMs now) {
 /// The announcement leaves with the launch: the receiver has agreed before, and waits for nothing that is not on its way.
 bool Channels::launch(Channel& c, TimeMs now) {
     bool launched = false;
-    while (c.usable() && !c.proven.empty() && c.numbers < c.granted) {
-        const uint32_t index = c.proven.front();
-        c.proven.pop_front();
+    while (c.usable() && !c.announced.empty() && c.numbers < c.granted) {
+        const uint32_t index = c.announced.front();
+        c.announced.pop_front();
         Buffer& b = c.buffers[index];
         b.number = ++c.numbers;
         moving(c, b, now);
         c.link->send(wire::ChannelExtent{c.attempt, b.number, b.pull, b.extent.first_layer, b.extent.layers, b.extent.first_index,
-                                         b.extent.indices, b.bytes});
+                                             b.extent.indices, b.bytes});
         launched = true;
-        if (const auto sent = c.device->send(index, b.bytes); !sent) fail(c, sent.error().message, true, now);
+        if (const auto sent = c.device->send(index, b.bytes, b.ticket); !sent) fail(c, sent.error().message, true, now);
     }
     return launched;
 }
@@ -185,7 +185,7 @@ void Channels::on(Channel& c, const wire::ChannelSent& m, TimeMs now) {
     Buffer* b = find_buffer(c, Buffer::State::kMoving, m.number);
     if (b == nullptr) b = find_buffer(c, Buffer::State::kMoved, m.number);
     if (b == nullptr) return fail(c, "protocol", true, now);
-    b->sent = true;
+    b->proven = true;
 }
 
 void Channels::expect(const wire::ReplicaTarget& peer) {
@@ -239,20 +239,22 @@ bool Channels::step_buffer(Channel& c, uint32_t index, TimeMs now) {
         }
         if (!*done) return false;
         c.moving_bytes -= b.bytes;
-        if (c.sender) {
-            c.link->send(wire::ChannelSent{c.attempt, b.number});
-            b = {};
-        } else {
-            b.state = Buffer::State::kMoved;
-        }
-        return true;
+        b.state = Buffer::State::kMoved;
+        // The own stream alone does not prove that the bytes came: it also says so after an abort. So this copy counts, and the
+        // pull can end, only when the sender says that it sent.
+        if (!c.sender) b.ticket = puller_.load_channel(b.pull, b.extent, *c.device, index);
+        if (!b.proven) return true;
     }
-    // The own stream alone does not prove that the bytes came: it also says so after an abort.
-    if (b.state != Buffer::State::kMoved || !b.sent) return false;
-    const uint64_t pull = b.pull;
-    const Extent extent = b.extent;
-    b = {};
-    b.ticket = puller_.load_channel(pull, extent, *c.device, index);
+    if (b.state != Buffer::State::kMoved || !b.proven) return false;
+    if (c.sender) {
+        c.link->send(wire::ChannelSent{c.attempt, b.number});
+        b = {};
+    } else {
+        puller_.prove_channel(b.pull, b.extent);
+        const uint64_t ticket = b.ticket;
+        b = {};
+        b.ticket = ticket;
+    }
     return true;
 }
 
@@ -312,18 +314,28 @@ Expected<uint64_t> Channels::gather(const wire::ReplicaTarget& peer, uint32_t bu
     return c->device->gather(buffer, copy);
 }
 
-void Channels::send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now) {
+void Channels::send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, uint64_t gathering,
+                    TimeMs now) {
     Channel* c = find(peer);
     if (c == nullptr || !c->usable()) return;
     Buffer& b = c->buffers[buffer];
     b = {};
-    b.state = Buffer::State::kProven;
+    b.state = Buffer::State::kAnnounced;
+    b.proven = gathering == 0;
+    b.ticket = gathering;
     b.bytes = bytes;
     b.pull = pull;
     b.extent = extent;
     b.deadline = now + kAgreeMs;
-    c->proven.push_back(buffer);
+    c->announced.push_back(buffer);
     launch(*c, now);
+}
+
+void Channels::prove(const wire::ReplicaTarget& peer, uint32_t buffer) {
+    Channel* c = find(peer);
+    if (c == nullptr || buffer >= c->buffers.size()) return;
+    Buffer& b = c->buffers[buffer];
+    if (b.state == Buffer::State::kAnnounced || b.state == Buffer::State::kMoving || b.state == Buffer::State::kMoved) b.proven = true;
 }
 
 void Channels::give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket) {

@@ -57,27 +57,31 @@ class Channels {
     [[nodiscard]] std::optional<uint32_t> take(const wire::ReplicaTarget& peer);
     /// Copies pages into a taken buffer; a ticket of the pool's.
     Expected<uint64_t> gather(const wire::ReplicaTarget& peer, uint32_t buffer, const backend::PageCopy& copy);
-    /// Sends what was gathered, once the receiver has a buffer for it; the buffer is the channel's again.
-    void send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, TimeMs now);
+    /// Sends what was gathered, once the receiver has a buffer for it; the buffer is the channel's again. `gathering` is the ticket
+    /// of a gather that is not known to be done: the send follows it on the device, and prove() must be called.
+    void send(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t pull, const Extent& extent, uint64_t bytes, uint64_t gathering,
+              TimeMs now);
+    /// That gather is done, and what is wrong with its bytes has been told on the link: now the receiver may hear that they were sent.
+    void prove(const wire::ReplicaTarget& peer, uint32_t buffer);
     /// Gives a taken buffer back unused; it is taken again once the ticket's work is done.
     void give(const wire::ReplicaTarget& peer, uint32_t buffer, uint64_t ticket);
 
   private:
     struct Buffer {
         enum class State : uint8_t {
-            kFree,    ///< once `ticket` is settled
-            kTaken,   ///< sender: being gathered
-            kProven,  ///< sender: waits for the receiver's word
-            kMoving,  ///< NCCL has it
-            kMoved,   ///< receiver: waits for the sender's word
+            kFree,       ///< once `ticket` is settled
+            kTaken,      ///< sender: being gathered
+            kAnnounced,  ///< sender: waits for the receiver's word
+            kMoving,     ///< NCCL has it
+            kMoved,      ///< over on this side; receiver: waits for the sender's word, sender: for prove()
         };
         State state = State::kFree;
         uint64_t number = 0;
         uint64_t bytes = 0;
         uint64_t pull = 0;
         Extent extent;
-        bool sent = false;  ///< receiver: the sender's word came
-        uint64_t ticket = 0;
+        bool proven = false;  ///< sender: prove() was called, or was not needed; receiver: the sender's word came
+        uint64_t ticket = 0;  ///< of the copy from or to the pool
         TimeMs deadline = kNever;
     };
     struct Channel {
@@ -90,7 +94,7 @@ class Channels {
         uint64_t numbers = 0;  ///< used so far
         uint64_t granted = 0;  ///< the receiver has buffers for extents up to this number
         std::vector<Buffer> buffers{};
-        std::deque<uint32_t> proven{};  ///< sender: buffers to send, in order
+        std::deque<uint32_t> announced{};  ///< sender: buffers to send, in order
         uint64_t moving_bytes = 0;      ///< launched and not over
         int64_t active_us = 0;          ///< the last launch, or when one was awaited
         TimeMs next_try{};
@@ -106,7 +110,7 @@ class Channels {
     bool step_buffer(Channel& c, uint32_t index, TimeMs now);
     /// Receiver: tells of buffers that became free. True when there were some.
     bool grant(Channel& c);
-    /// Sender: launches what is proven and has a buffer on the other side. True when there was some.
+    /// Sender: launches what has a buffer on the other side. True when there was some.
     bool launch(Channel& c, TimeMs now);
     void moving(Channel& c, Buffer& b, TimeMs now);
     void on(Channel& c, const wire::ChannelPair& m, TimeMs now);

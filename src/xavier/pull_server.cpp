@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kPollUs = 20;
 /// A queued copy is looked at without sleeping for that long.
 constexpr int64_t kSpinUs = 150;
-/// A channel moves large extents well and small ones badly.
-constexpr uint64_t kChannelCoalesceBytes = 16u * 1024 * 1024;
+/// A channel moves large extents well and small ones badly; but what goes last is waited for.
+constexpr uint64_t kChannelCoalesceBytes = 16u * 1024 * 1024, kChannelCoalesceBytesLow = 4u * 1024 * 1024;
 /// How often a full link is looked at again; it tells nobody when it has drained.
 constexpr int64_t kBlockedLookMs = 1;
 
@@ -107,8 +107,13 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
     ready.ahead = to_position(ready.ahead);
     ready.all = to_position(ready.all);
     const uint64_t pair = pair_bytes(layout);
-    const bool chunk_done = progress->layers >= layout.layers;
-    if (!chunk_done && s.cursor.pending_pairs(ready) * pair < (channel != 0 ? kChannelCoalesceBytes : kCoalesceBytes)) {
+    const bool chunk_done = progress->layers >= layout.layers, last_chunk = progress->end >= s.offer.tokens;
+    s.near = channel != 0 && last_chunk && progress->layers + layout.layers / 8 >= layout.layers;
+    const uint64_t coming = s.cursor.left() * pair - s.cursor.pending_pairs(ready) * pair;
+    const uint64_t coalesce = channel == 0 ? kCoalesceBytes
+                              : last_chunk ? std::clamp(coming, kChannelCoalesceBytesLow, kChannelCoalesceBytes)
+                                           : kChannelCoalesceBytes;
+    if (!chunk_done && s.cursor.pending_pairs(ready) * pair < coalesce) {
         s.last_progress = now;  // it is the computing that is awaited, not the link
         return Step::kIdle;
     }
@@ -119,7 +124,7 @@ PullServer::Step PullServer::step_one(Serving& s, TimeMs now) {
         s.last_progress = now;
         return Step::kIdle;
     }
-    if (channel != 0 && extent->pairs() * pair <= bytes_max) return start_channel(s, *extent, now);
+    if (channel != 0 && extent->pairs() * pair <= bytes_max) return start_channel(s, *extent, chunk_done && last_chunk, now);
     return own_.device() == nullptr ? send_extent(s, *extent, now) : start_gathering(s, *extent, now);
 }
 
@@ -169,13 +174,14 @@ PullServer::Step PullServer::start_gathering(Serving& s, const Extent& e, TimeMs
     s.cursor.advance(e);
     s.last_progress = now;
     if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
-    s.gathering.push_back({e, false, *buffer, *ticket, s.cursor.done()});
+    s.gathering.push_back({e, false, false, *buffer, *ticket, s.cursor.done()});
     s.gathered_us = steady_now_us();
     return Step::kSent;
 }
 
-/// Extents are gathered while those before travel.
-PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, TimeMs now) {
+/// Extents are gathered while those before travel. Where nothing is computed for the offer any more, the send is queued behind the
+/// gather on the device; before, the gather may have to wait for the computing, and nobody's kernel must spin for that.
+PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, bool all, TimeMs now) {
     const auto buffer = channels_.take(s.peer);
     if (!buffer) return Step::kIdle;
     const auto blocks = std::span(s.blocks).subspan(e.first_index, e.indices);
@@ -189,8 +195,14 @@ PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, TimeMs n
     s.cursor.advance(e);
     s.last_progress = now;
     if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
-    s.gathering.push_back({e, true, *buffer, *ticket, s.cursor.done()});
+    s.gathering.push_back({e, true, false, *buffer, *ticket, s.cursor.done()});
     s.gathered_us = steady_now_us();
+    if (!all) return Step::kSent;
+    for (Gathering& g : s.gathering) {  // those before it go before it
+        if (g.sent) continue;
+        g.sent = true;
+        channels_.send(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, g.extent.pairs() * pair_bytes(own_.layout()), g.ticket, now);
+    }
     return Step::kSent;
 }
 
@@ -201,8 +213,10 @@ PullServer::Step PullServer::send_gathered(Serving& s, TimeMs now) {
     const auto generations = std::span(s.generations).subspan(g.extent.first_index, g.extent.indices);
     if (own_.lost() || !own_.file().still_valid(s.offer.slot, s.offer.offer, blocks, generations)) return end_failed(s);
     const uint64_t bytes = g.extent.pairs() * pair_bytes(own_.layout());
-    if (g.channel) {
-        channels_.send(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, bytes, now);
+    if (g.sent) {
+        channels_.prove(s.peer, static_cast<uint32_t>(g.buffer));
+    } else if (g.channel) {
+        channels_.send(s.peer, static_cast<uint32_t>(g.buffer), s.request.pull, g.extent, bytes, 0, now);
     } else {
         const std::span<const std::byte> from = buffers_.at(g.buffer).first(bytes);
         send(s, g.extent, std::vector<std::byte>(from.begin(), from.end()), g.last);
@@ -221,15 +235,17 @@ void PullServer::left(bool last) const {
 }
 
 PullServer::Step PullServer::end_failed(Serving& s) {
+    send_failed(*s.link, s.request.pull);  // before anybody hears that bytes of it were sent
     let_go(s);
-    send_failed(*s.link, s.request.pull);
     return Step::kEnded;
 }
 
 void PullServer::let_go(Serving& s) {
     for (const Gathering& g : s.gathering) {
         if (!g.channel) buffers_.give(g.buffer, g.ticket);
-        else if (channels_.usable(s.peer) == s.attempt) channels_.give(s.peer, static_cast<uint32_t>(g.buffer), g.ticket);
+        else if (channels_.usable(s.peer) != s.attempt) continue;
+        else if (g.sent) channels_.prove(s.peer, static_cast<uint32_t>(g.buffer));
+        else channels_.give(s.peer, static_cast<uint32_t>(g.buffer), g.ticket);
     }
     s.gathering.clear();
 }
@@ -238,7 +254,7 @@ int64_t PullServer::poll_us() const {
     if (own_.device() == nullptr && faults_.pace_us == 0) return kNoPoll;
     const int64_t now_us = steady_now_us();
     for (const Serving& s : serving_)
-        if (!s.gathering.empty() && now_us - s.gathered_us < kSpinUs) return 0;
+        if ((!s.gathering.empty() && now_us - s.gathered_us < kSpinUs) || (s.near && !s.cursor.done() && s.gathering.empty())) return 0;
     return serving_.empty() ? kNoPoll : kPollUs;
 }
 

@@ -46,6 +46,7 @@ class PullServer {
     struct Gathering {
         Extent extent;
         bool channel = false;  ///< `buffer` is the channel's
+        bool sent = false;     ///< and its send follows the gather
         size_t buffer = 0;
         uint64_t ticket = 0;
         bool last = false;
@@ -61,6 +62,7 @@ class PullServer {
         TimeMs not_before;
         TimeMs last_progress;
         bool blocked = false;  ///< the link's queue is full
+        bool near = false;     ///< little is left to compute, or nothing
         uint64_t left_bytes = 0;     ///< of extents that were sent
         int64_t paced_until_us = 0;  ///< fault hook
         uint64_t attempt = 0;  ///< of the channel, once an extent went that way
@@ -74,7 +76,8 @@ class PullServer {
     Step step_one(Serving& s, TimeMs now);
     Step send_extent(Serving& s, const Extent& extent, TimeMs now);
     Step start_gathering(Serving& s, const Extent& extent, TimeMs now);
-    Step start_channel(Serving& s, const Extent& extent, TimeMs now);
+    /// `all`: everything is computed.
+    Step start_channel(Serving& s, const Extent& extent, bool all, TimeMs now);
     Step send_gathered(Serving& s, TimeMs now);
     void send(Serving& s, const Extent& extent, std::vector<std::byte> bytes, bool last) const;
     void left(bool last) const;  ///< an extent did: fault hook

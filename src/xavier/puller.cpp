@@ -107,10 +107,11 @@ void Puller::cancel(uint64_t pull) {
 void Puller::on_extent(const wire::ReplicaTarget& peer, const wire::ExtentHeader& h, std::vector<std::byte> bytes, TimeMs now) {
     const auto it = pulls_.find(h.pull);
     // Extents of a pull that is over are still on their way for a while.
-    if (it == pulls_.end() || it->second->end) return;
+    if (it == pulls_.end()) return;
     Pull& p = *it->second;
     if (key_of(p.ask.peer) != key_of(peer) || p.source->view) return;
-    if (h.failed) return finish(p, false, "generation");
+    if (h.failed) return finish(p, false, "generation");  // also where all has been announced: it may not be proven
+    if (p.end) return;
     const Extent e{h.first_layer, h.layers, h.first_index, h.indices};
     if (!p.cursor.accepts(e) || bytes.size() != h.bytes || h.bytes != e.pairs() * pair_bytes(own_.layout()))
         return finish(p, false, "invalid");
@@ -150,8 +151,6 @@ uint64_t Puller::load_channel(uint64_t pull, const Extent& e, backend::DeviceLin
     const auto it = pulls_.find(pull);
     if (it == pulls_.end() || it->second->on_channel == 0 || (it->second->end && !it->second->end->ok)) return 0;
     Pull& p = *it->second;
-    --p.on_channel;
-    p.on_channel_bytes -= e.pairs() * pair_bytes(own_.layout());
     const auto to = p.to_blocks.subspan(e.first_index, e.indices);
     const auto ticket = channel.scatter(buffer, {e.first_layer, e.layers, to, to});
     if (!ticket) {
@@ -162,6 +161,13 @@ uint64_t Puller::load_channel(uint64_t pull, const Extent& e, backend::DeviceLin
     p.ticket = *ticket;
     p.queued_us = steady_now_us();
     return *ticket;
+}
+
+void Puller::prove_channel(uint64_t pull, const Extent& e) {
+    const auto it = pulls_.find(pull);
+    if (it == pulls_.end() || it->second->on_channel == 0) return;
+    --it->second->on_channel;
+    it->second->on_channel_bytes -= e.pairs() * pair_bytes(own_.layout());
 }
 
 void Puller::lose_channel(uint64_t pull) {

@@ -69,8 +69,11 @@ class Puller {
     // For Channels: extents of the mover nccl.
     /// Whether the extent fits what the pull has; counts it as on its way then.
     [[nodiscard]] bool accept_channel(const wire::ReplicaTarget& peer, const wire::ChannelExtent& extent, TimeMs now);
-    /// An accepted extent lies in a buffer of the channel: copies it to its pages. The copy's ticket; 0 when the pull is over.
+    /// An accepted extent lies, as it seems, in a buffer of the channel: copies it to its pages. The copy's ticket; 0 when the pull
+    /// is over.
     uint64_t load_channel(uint64_t pull, const Extent& extent, backend::DeviceLink& channel, uint32_t buffer);
+    /// The sender says that it sent that extent.
+    void prove_channel(uint64_t pull, const Extent& extent);
     /// The channel failed with an accepted extent of the pull.
     void lose_channel(uint64_t pull);
     /// Gives each pull one slice; true when something was copied or ended.
@@ -114,7 +117,7 @@ class Puller {
         uint64_t ticket = 0;            ///< the newest queued copy between devices
         uint64_t host_ticket = 0;       ///< and from the host
         int64_t queued_us = 0;
-        uint32_t on_channel = 0;        ///< accepted extents that lie in no page yet
+        uint32_t on_channel = 0;        ///< accepted extents that the sender has not said to be sent
         uint64_t on_channel_bytes = 0;  ///< of those
         bool by_channel = false;        ///< some came that way
         int64_t paced_until_us = 0;     ///< fault hook

@@ -419,6 +419,65 @@ TEST(Rates, CopyEngine) {
     }
 }
 
+TEST(Rates, SmallPulls) {
+    // What one pull takes when the thread and the GPU were busy just before, when the GPU alone has rested, and when both have.
+    NEEDS_GPU();
+    if (gpus() < 2) GTEST_SKIP() << "one GPU: a pull from another one is meant";
+    std::mt19937 rng(1);
+    const auto layout = gpu_layout(PoolOrder::kBlockFirst, 300, 28, 16, 8, 128);
+    Pool p(0, layout), d(1, layout);
+    const auto peer = d.device->map(*p.device->export_handle(), p.layout);
+    ASSERT_TRUE(peer);
+    for (const uint32_t n : {1u, 4u})
+        for (const auto& [ctas, loads, engine] : {std::tuple{0u, 8u, SIZE_MAX}, std::tuple{16u, 8u, SIZE_MAX}, std::tuple{32u, 8u, SIZE_MAX}, std::tuple{32u, 4u, SIZE_MAX},
+                                                 std::tuple{64u, 4u, SIZE_MAX}, std::tuple{132u, 4u, SIZE_MAX}, std::tuple{0u, 8u, size_t{1}}}) {
+            d.device->set_copy_options({.ctas = ctas, .engine_run_bytes = engine});
+            d.device->set_loads(loads);
+            std::printf("%5.2f MiB, %3u CTAs x %u, %s, us (queued in): ", n * 1.75, ctas, loads, engine == 1 ? "engine" : "kernel");
+            for (const char* rest : {"none", "spinning", "sleeping"}) {
+                std::vector<double> queued, all;
+                for (int i = 0; i < 25; ++i) {
+                    const auto from = some_blocks(rng, layout.blocks, n), to = some_blocks(rng, layout.blocks, n);
+                    if (rest[1] == 'p')
+                        for (const int64_t until = steady_now_us() + 500; steady_now_us() < until;) {}
+                    if (rest[1] == 'l') ::usleep(500);
+                    const auto begin = std::chrono::steady_clock::now();
+                    const auto ticket = d.device->pull(*peer, {0, 28, from, to});
+                    const auto mid = std::chrono::steady_clock::now();
+                    wait_for(*d.device, *ticket);
+                    queued.push_back(std::chrono::duration<double, std::micro>(mid - begin).count());
+                    all.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+                }
+                std::sort(queued.begin(), queued.end());
+                std::sort(all.begin(), all.end());
+                std::printf("  %s %.1f (%.1f)", rest, all[12], queued[12]);
+            }
+            std::printf("\n");
+        }
+    d.device->unmap(*peer);
+}
+
+TEST(Rates, SmallHandoffs) {
+    // Through the transfer thread, all of it computed before.
+    NEEDS_GPU();
+    TwoProcesses s(false, false);
+    for (uint64_t id = 1; id <= 60; ++id) {
+        const uint32_t tokens = id <= 30 ? 16 : 64;
+        Ask a{Ask::kHandoff, id, 0, tokens, 2048, 1, id, 0};
+        s.child.ask(a);
+        s.child.wait();
+        s.child.wait();
+        s.thread->start_pull(s.pull_of(a));
+        const auto r = s.reports.pull(id);
+        ASSERT_TRUE(r.ok) << r.reason;
+        std::printf("%s%lld", id % 30 == 1 ? "us of hand-offs: " : " ", static_cast<long long>(r.total_us));
+        if (id % 30 == 0) std::printf("\n");
+        a.kind = Ask::kClose;
+        s.child.ask(a);
+        s.child.wait();
+    }
+}
+
 TEST(Rates, HostCopies) {
     NEEDS_GPU();
     std::mt19937 rng(1);

@@ -54,8 +54,9 @@ class DeviceLink {
 
     /// Sender: copies pages into the buffer, packed in (block, layer, k|v) order. A ticket of the pool's.
     virtual Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) = 0;
-    /// Sends the buffer's first bytes, or receives as many. Both sides have agreed on it, in the same order.
-    virtual Expected<void> send(uint32_t buffer, size_t bytes) = 0;
+    /// Sends the buffer's first bytes, or receives as many. Both sides have agreed on it, in the same order. `after` is the ticket of
+    /// work that the send must follow on the device, 0: none.
+    virtual Expected<void> send(uint32_t buffer, size_t bytes, uint64_t after) = 0;
     virtual Expected<void> receive(uint32_t buffer, size_t bytes) = 0;
     /// Whether the send or receive is done on this side. Never true after give_up() or an error.
     [[nodiscard]] virtual Expected<bool> done(uint32_t buffer) = 0;

@@ -355,6 +355,14 @@ Expected<uint64_t> CudaDevicePool::ticket(uint64_t number, Expected<void> queued
     return ++lane.queued * kLanes + number;
 }
 
+Expected<void> CudaDevicePool::follow(cudaStream_t stream, uint64_t ticket) {
+    const Lane& lane = lanes_[ticket % kLanes];
+    const uint64_t n = ticket / kLanes;
+    if (n <= lane.completed) return {};
+    if (n > lane.queued) return fail(ErrorCode::kInternal, "unknown ticket");
+    return check(cudaStreamWaitEvent(stream, lane.events[n - lane.completed - 1], 0), "order of KV copies");
+}
+
 void CudaDevicePool::reap(Lane& lane) {
     while (!lane.events.empty() && cudaEventQuery(lane.events.front()) == cudaSuccess) {
         spare_events_.push_back(lane.events.front());

@@ -92,6 +92,8 @@ class CudaDevicePool final : public DevicePool {
     /// stands for 0, 1, 2 …: the blocks of packed memory.
     Expected<uint64_t> copy(const PageMap& from, std::span<const uint32_t> from_blocks, const PageMap& to,
                             std::span<const uint32_t> to_blocks, uint32_t layers);
+    /// What is queued on `stream` from now on runs after the ticket's work.
+    Expected<void> follow(cudaStream_t stream, uint64_t ticket);
     [[nodiscard]] int device() const { return device_; }
     /// The own pool's pages from `first_layer` on.
     [[nodiscard]] PageMap pages(uint32_t first_layer) const;

@@ -196,8 +196,8 @@ class NcclLink final : public DeviceLink {
         BATON_TRY(usable());
         return pool_.copy(packed(buffer, copy.layers), {}, pool_.pages(copy.first_layer), copy.to, copy.layers);
     }
-    Expected<void> send(uint32_t buffer, size_t bytes) override { return queue(buffer, bytes); }
-    Expected<void> receive(uint32_t buffer, size_t bytes) override { return queue(buffer, bytes); }
+    Expected<void> send(uint32_t buffer, size_t bytes, uint64_t after) override { return queue(buffer, bytes, after); }
+    Expected<void> receive(uint32_t buffer, size_t bytes) override { return queue(buffer, bytes, 0); }
 
     [[nodiscard]] Expected<bool> done(uint32_t buffer) override {
         BATON_TRY(advance());
@@ -223,6 +223,7 @@ class NcclLink final : public DeviceLink {
     struct Move {
         uint32_t buffer;
         size_t bytes;
+        uint64_t after;
     };
 
     [[nodiscard]] tl::unexpected<Error> broken() { return fail(ErrorCode::kPeerLost, "link of the KV pools: " + reason()); }
@@ -233,11 +234,11 @@ class NcclLink final : public DeviceLink {
     [[nodiscard]] PageMap packed(uint32_t buffer, uint32_t layers) const {
         return packed_map(c_->staging + buffer * c_->buffer_bytes, layers, pool_.layout().page_bytes());
     }
-    Expected<void> queue(uint32_t buffer, size_t bytes) {
+    Expected<void> queue(uint32_t buffer, size_t bytes, uint64_t after) {
         BATON_TRY(usable());
         if (buffer >= c_->buffers || bytes > c_->buffer_bytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
         phases_[buffer] = Phase::kQueued;
-        waiting_.push_back({buffer, bytes});
+        waiting_.push_back({buffer, bytes, after});
         return advance();
     }
     Expected<void> advance() {
@@ -260,6 +261,12 @@ class NcclLink final : public DeviceLink {
                 continue;
             }
             const Move& m = waiting_.front();
+            if (m.after != 0) {
+                if (const auto ordered = pool_.follow(c_->stream, m.after); !ordered) {
+                    give_up(ordered.error().message);
+                    return broken();
+                }
+            }
             std::byte* at = c_->staging + m.buffer * c_->buffer_bytes;
             const ncclResult_t r = c_->sender ? c_->api->send(at, m.bytes, ncclChar, 1, c_->comm, c_->stream)
                                               : c_->api->receive(at, m.bytes, ncclChar, 0, c_->comm, c_->stream);

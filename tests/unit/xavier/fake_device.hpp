@@ -29,6 +29,7 @@ class FakeFabric {
         int end;
         uint32_t buffer;
         size_t bytes;
+        std::function<bool()> ready{};  ///< a send: what it follows is done
     };
     struct Pipe {
         bool opened[2] = {false, false};  ///< receiver, sender
@@ -51,6 +52,7 @@ class FakeFabric {
     void match(Pipe& p) {
         while (!stuck && !p.dead[0] && !p.dead[1] && !p.waiting[0].empty() && !p.waiting[1].empty()) {
             const Move r = p.waiting[0].front(), s = p.waiting[1].front();
+            if (s.ready && !s.ready()) return;
             EXPECT_EQ(r.bytes, s.bytes);
             std::memcpy(p.staging[0][r.buffer].data(), p.staging[1][s.buffer].data(), s.bytes);
             p.done[0][r.buffer] = p.done[1][s.buffer] = true;
@@ -83,8 +85,8 @@ class FakeLink final : public backend::DeviceLink {
     size_t buffer_bytes() const override { return fabric_.buffer_bytes; }
     Expected<uint64_t> gather(uint32_t buffer, const backend::PageCopy& copy) override;
     Expected<uint64_t> scatter(uint32_t buffer, const backend::PageCopy& copy) override;
-    Expected<void> send(uint32_t buffer, size_t bytes) override { return launch(buffer, bytes); }
-    Expected<void> receive(uint32_t buffer, size_t bytes) override { return launch(buffer, bytes); }
+    Expected<void> send(uint32_t buffer, size_t bytes, uint64_t after) override;
+    Expected<void> receive(uint32_t buffer, size_t bytes) override { return launch(buffer, bytes, {}); }
     Expected<bool> done(uint32_t buffer) override {
         const std::lock_guard lock(fabric_.mutex);
         if (failed_) return fail(ErrorCode::kPeerLost, reason_);
@@ -100,11 +102,11 @@ class FakeLink final : public backend::DeviceLink {
     }
 
   private:
-    Expected<void> launch(uint32_t buffer, size_t bytes) {
+    Expected<void> launch(uint32_t buffer, size_t bytes, std::function<bool()> ready) {
         const std::lock_guard lock(fabric_.mutex);
         if (failed_) return fail(ErrorCode::kPeerLost, reason_);
         pipe_->done[end_][buffer] = false;
-        pipe_->waiting[end_].push_back({end_, buffer, bytes});
+        pipe_->waiting[end_].push_back({end_, buffer, bytes, std::move(ready)});
         fabric_.match(*pipe_);
         return {};
     }
@@ -353,6 +355,10 @@ class FakeDevice final : public backend::DevicePool {
 
 inline Expected<uint64_t> FakeLink::gather(uint32_t buffer, const backend::PageCopy& copy) {
     return device_.move(copy, pipe_->staging[end_][buffer].data(), true, pipe_);
+}
+inline Expected<void> FakeLink::send(uint32_t buffer, size_t bytes, uint64_t after) {
+    if (after == 0) return launch(buffer, bytes, {});
+    return launch(buffer, bytes, [this, after] { return device_.done(after).value_or(false); });
 }
 inline Expected<uint64_t> FakeLink::scatter(uint32_t buffer, const backend::PageCopy& copy) {
     return device_.move(copy, pipe_->staging[end_][buffer].data(), false, pipe_);

@@ -344,7 +344,7 @@ TEST(TransferChannel, AStuckTransferTimesOutAndTheyPairAgain) {
 }
 
 TEST(TransferChannel, TheSendersWordIsNeeded) {
-    // The bytes came and the own stream says so, but P never says that it sent them.
+    // The bytes came, the own stream says so and they lie in the pages, but P never says that it sent them.
     std::mt19937 rng(28);
     Linked s(layout_of(PoolOrder::kBlockFirst, 64), layout_of(PoolOrder::kBlockFirst, 64), true);
     s.wait_paired();
@@ -359,7 +359,44 @@ TEST(TransferChannel, TheSendersWordIsNeeded) {
         const std::lock_guard lock(s.fabric.mutex);
         EXPECT_GT(s.fabric.moved, 0u);
     }
-    for (const std::byte b : s.d.memory()) ASSERT_EQ(b, std::byte{0});
+    // The pull is over: from now on nothing is written.
+    std::ranges::fill(s.d.memory(), std::byte{0x5a});
+    s.d_thread->remove_source(kPrefill);
+    ASSERT_TRUE(s.d_thread->checksums({}));
+    for (const std::byte b : s.d.memory()) ASSERT_EQ(b, std::byte{0x5a});
+}
+
+TEST(TransferChannel, SendsOfWhatIsComputedFollowTheirGathers) {
+    // P announces them while its device still gathers; what D gets is what was gathered.
+    std::mt19937 rng(34);
+    Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kKvFirst, 64, 6, 16, 64), true);
+    s.wait_paired();
+    for (const bool computed : {true, false}) {
+        const uint64_t id = computed ? 1 : 2, before = s.to_d->count("channel_extent"), sent = s.to_d->count("channel_sent");
+        Handoff h = s.handoff(rng, id, 500);
+        s.p_words->open_progress(h.open);
+        for (uint32_t layer = 0; layer < 6; ++layer) s.write(h, layer, 0, 500);
+        s.p.pause(true);
+        const uint64_t queued = s.p.queued();
+        // With a layer to come what is ready is not the last of it.
+        s.progress(h, 0, 500, computed ? 6 : 5);
+        s.d_thread->start_pull(h.pull);
+        if (computed) {
+            wait_launched(s, before + s.fabric.buffers);
+        } else {
+            ASSERT_TRUE(s.d_thread->checksums({}));
+            ASSERT_TRUE(s.p_thread->checksums({}));
+            EXPECT_EQ(s.p.queued(), queued);  // too little to send before the end
+        }
+        EXPECT_EQ(s.to_d->count("channel_extent") - before, computed ? s.fabric.buffers : 0u);
+        EXPECT_EQ(s.to_d->count("channel_sent"), sent);
+        s.progress(h, 0, 500, 6);
+        s.p.pause(false);
+        const auto r = s.reports.pull(id);
+        ASSERT_TRUE(r.ok) << r.reason;
+        EXPECT_EQ(s.wrong(h), 0u);
+        s.close(h);
+    }
 }
 
 TEST(TransferChannel, PeersLostInFlight) {
