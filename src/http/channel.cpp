@@ -146,6 +146,11 @@ bool Channel::answered() const {
     return state_ != State::kOpen;
 }
 
+void Channel::hold(std::shared_ptr<void> token) {
+    const std::lock_guard lock(mutex_);
+    if (!detached_) held_.swap(token);
+}
+
 Channel::Taken Channel::take(std::string& bytes) {
     if (bytes.capacity() > kKeptBytesMax) bytes = {};
     const std::lock_guard lock(mutex_);
@@ -184,6 +189,7 @@ Channel::PeerClosed Channel::peer_closed() {
 bool Channel::detach() {
     std::function<void()> callback;
     std::function<void()> wake;
+    std::shared_ptr<void> held;
     bool incomplete = false;
     {
         const std::lock_guard lock(mutex_);
@@ -192,6 +198,7 @@ bool Channel::detach() {
         wake = std::move(wake_);
         wake_ = nullptr;
         outbox_.clear();
+        held.swap(held_);
         callback = go_locked();
     }
     if (callback) callback();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -34,6 +35,7 @@ class Channel {
     [[nodiscard]] bool client_gone() const { return gone_.load(std::memory_order_acquire); }
     [[nodiscard]] bool answered() const;
     [[nodiscard]] size_t unsent_bytes() const { return unsent_.load(std::memory_order_relaxed); }
+    void hold(std::shared_ptr<void> token);
 
     // ---- connection side, its I/O thread
     struct Taken {
@@ -73,6 +75,7 @@ class Channel {
     std::function<void()> wake_;  // empty once detached
     std::function<bool()> stopping_;
     std::function<void()> on_disconnect_;
+    std::shared_ptr<void> held_;
     std::string outbox_;
     State state_ = State::kOpen;
     bool detached_ = false;

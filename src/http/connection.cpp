@@ -40,6 +40,7 @@ class ExchangeOfChannel final : public Exchange {
     bool client_gone() const override { return channel_->client_gone(); }
     bool answered() const override { return channel_->answered(); }
     size_t unsent_bytes() const override { return channel_->unsent_bytes(); }
+    void hold(std::shared_ptr<void> token) override { channel_->hold(std::move(token)); }
 
   private:
     Request request_;

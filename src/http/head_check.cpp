@@ -36,27 +36,30 @@ bool is_json_type(std::string_view type) {
 
 }  // namespace
 
-KeyRing::KeyRing(const ServerOptions& options) : open_paths_(options.open_paths) {
+KeyRing::KeyRing(const ServerOptions& options)
+    : authenticate_(options.authenticate), open_paths_(options.open_paths) {
     for (const std::string& key : options.admin_keys)
-        keys_.push_back({sha256(key), Access::kAdmin});
+        keys_.push_back({sha256(key), Permissions::all()});
     for (const std::string& key : options.inference_keys)
-        keys_.push_back({sha256(key), Access::kInference});
+        keys_.push_back({sha256(key), {Access::kList, Access::kInference}});
 }
 
-std::optional<Access> KeyRing::access_of(const Request& request) const {
-    if (keys_.empty()) return Access::kAdmin;
+std::optional<Permissions> KeyRing::permissions_of(const Request& request) const {
+    if (keys_.empty() && !authenticate_) return Permissions::all();
     const std::string_view key = presented_key(request);
-    std::optional<Access> found;
+    std::optional<Permissions> found;
     if (!key.empty()) {
         const Digest digest = sha256(key);
         for (const Key& known : keys_) {
-            if (equal_constant_time(as_text(known.digest), as_text(digest)))
-                found = std::max(found.value_or(known.access), known.access);
+            if (!equal_constant_time(as_text(known.digest), as_text(digest))) continue;
+            if (!found) found.emplace();
+            found->bits |= known.permissions.bits;
         }
+        if (!found && authenticate_) found = authenticate_(key);
     }
     if (!found &&
         std::find(open_paths_.begin(), open_paths_.end(), request.path) != open_paths_.end()) {
-        found = Access::kOpen;
+        found.emplace();
     }
     return found;
 }
@@ -70,11 +73,11 @@ std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& k
             return Refusal{421, "this host name is not served here", {}};
         }
     }
-    const std::optional<Access> access = keys.access_of(request);
-    if (!access) {
+    const std::optional<Permissions> permissions = keys.permissions_of(request);
+    if (!permissions) {
         return Refusal{401, "Could not validate credentials", {{"WWW-Authenticate", "Bearer"}}};
     }
-    request.access = *access;
+    request.permissions = *permissions;
     const std::string_view encoding = request.header("content-encoding");
     if (!encoding.empty() && to_lower(encoding) != "identity") {
         return Refusal{415, "compressed request bodies are not supported", {}};

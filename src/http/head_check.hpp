@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,15 +16,16 @@ namespace baton::http {
 class KeyRing {
   public:
     explicit KeyRing(const ServerOptions& options);
-    /// The access of a request, or nothing when it may not enter.
-    [[nodiscard]] std::optional<Access> access_of(const Request& request) const;
+    /// What a request's sender may do, or nothing when it may not enter.
+    [[nodiscard]] std::optional<Permissions> permissions_of(const Request& request) const;
 
   private:
     struct Key {
         Digest digest{};
-        Access access = Access::kInference;
+        Permissions permissions;
     };
     std::vector<Key> keys_;
+    std::function<std::optional<Permissions>(std::string_view key)> authenticate_;
     std::vector<std::string> open_paths_;
 };
 
@@ -35,7 +37,7 @@ struct Refusal {
 };
 
 /// Checks a complete head, before its body is read: Host allow-list, key, Content-Encoding and
-/// Content-Type. Sets request.access. `has_body`: a non-empty body is announced.
+/// Content-Type. Sets request.permissions. `has_body`: a non-empty body is announced.
 [[nodiscard]] std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys,
                                                 Request& request, bool has_body);
 

@@ -11,17 +11,60 @@ bool is_name(std::string_view segment) {
     return segment.size() > 2 && segment.front() == '{' && segment.back() == '}';
 }
 
+/// A {name...}, which takes the slashes of its value.
+bool is_long_name(std::string_view segment) {
+    return is_name(segment) && segment.ends_with("...}");
+}
+
 bool fits(std::string_view pattern, std::string_view segment) {
     if (is_name(pattern)) return !segment.empty() && segment != "." && segment != "..";
     return pattern == segment;
 }
 
+using Segments = std::vector<std::string>;
+
+/// How many segments the pattern's {name...} takes of a path of `size`; 1 for every other name.
+size_t long_size(const Segments& pattern, size_t size) {
+    return size < pattern.size() ? 1 : size - pattern.size() + 1;
+}
+
+bool fits(const Segments& pattern, const Segments& segments) {
+    const size_t taken = long_size(pattern, segments.size());
+    size_t at = 0;
+    for (const std::string& part : pattern) {
+        for (size_t i = is_long_name(part) ? taken : 1; i > 0; --i, ++at)
+            if (at == segments.size() || !fits(part, segments[at])) return false;
+    }
+    return at == segments.size();
+}
+
 /// Two patterns that differ in the names of their {names} only are one path.
-bool same_shape(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+bool same_shape(const Segments& a, const Segments& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                       [](const std::string& x, const std::string& y) {
                           return x == y || (is_name(x) && is_name(y));
                       });
+}
+
+size_t literals(const Segments& pattern) {
+    return static_cast<size_t>(
+        std::count_if(pattern.begin(), pattern.end(), [](const auto& s) { return !is_name(s); }));
+}
+
+Params values_of(const Segments& pattern, const Segments& segments) {
+    Params params;
+    const size_t taken = long_size(pattern, segments.size());
+    size_t at = 0;
+    for (const std::string& part : pattern) {
+        const size_t size = is_long_name(part) ? taken : 1;
+        if (is_name(part)) {
+            std::string value = segments[at];
+            for (size_t i = 1; i < size; ++i) value.append("/").append(segments[at + i]);
+            params.push_back(std::move(value));
+        }
+        at += size;
+    }
+    return params;
 }
 
 std::string join(const std::vector<std::string>& items) {
@@ -52,9 +95,11 @@ void Router::add(std::string_view method, std::string_view pattern, Rule rule,
         if (slash == std::string_view::npos) break;
         rest.remove_prefix(slash + 1);
     }
-    // Sorted so that the first fit is the most literal one: a literal segment comes before a
-    // {name}.
+    // Sorted so that the first fit is the most literal one; of two such, the one whose literal
+    // segments come first.
     const auto less = [](const Route& a, const Route& b) {
+        const size_t in_a = literals(a.pattern), in_b = literals(b.pattern);
+        if (in_a != in_b) return in_a > in_b;
         return std::lexicographical_compare(
             a.pattern.begin(), a.pattern.end(), b.pattern.begin(), b.pattern.end(),
             [](const std::string& x, const std::string& y) { return !is_name(x) && is_name(y); });
@@ -68,9 +113,7 @@ Router::Match Router::match(std::string_view method,
     const std::vector<std::string>* pattern = nullptr;
     for (const Route& route : routes_) {
         if (pattern != nullptr && !same_shape(route.pattern, *pattern)) continue;
-        if (!std::equal(route.pattern.begin(), route.pattern.end(), segments.begin(),
-                        segments.end(), fits))
-            continue;
+        if (!fits(route.pattern, segments)) continue;
         pattern = &route.pattern;
         match.methods.push_back(route.method);
         if (route.method == "GET") match.methods.emplace_back("HEAD");
@@ -104,14 +147,16 @@ void Router::operator()(std::shared_ptr<Exchange> exchange) const {
         return refuse(*exchange, 405, "Method Not Allowed", {{"Allow", join(found.methods)}});
     }
     const Route& route = *found.route;
-    if (request.access < route.rule.access) return refuse(*exchange, 403, "Not enough permissions");
+    if (!request.permissions.allow(route.rule.access)) {
+        return refuse(*exchange, 403,
+                      request.permissions.limited_key
+                          ? "API keys can only access model query and inference endpoints"
+                          : "Not enough permissions");
+    }
     if (route.rule.needs_body && !request.body_framed) {
         return refuse(*exchange, 411, "a request body with its length is needed");
     }
-    Params params;
-    for (size_t i = 0; i < route.pattern.size(); ++i) {
-        if (is_name(route.pattern[i])) params.push_back(request.segments[i]);
-    }
+    const Params params = values_of(route.pattern, request.segments);
     route.handler(std::move(exchange), params);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,9 +14,35 @@ namespace baton::http {
 using Header = std::pair<std::string, std::string>;
 using Headers = std::vector<Header>;
 
-/// What a key may do. Without keys every caller is an administrator; on the open list a caller
-/// without a key is kOpen.
-enum class Access : uint8_t { kOpen = 0, kInference = 1, kAdmin = 2 };
+/// One right, as a route asks for it. kOpen asks for none; an administrator has them all.
+enum class Access : uint8_t {
+    kOpen = 0,
+    kList = 1,        ///< what there is: models, replicas, families
+    kInference = 2,   ///< use of models, and what concerns one's requests
+    kStart = 4,       ///< launches
+    kStop = 8,        ///< ends of models
+    kRegister = 16,   ///< new model families
+    kUnregister = 32,
+    kAdmin = 64,  ///< the cluster
+};
+
+/// What a caller may do. Without keys every caller is an administrator; on the open list a caller
+/// without a key may do nothing but what is open.
+struct Permissions {
+    uint8_t bits = 0;  ///< values of Access, or-ed
+    /// The key may list and use models alone, whatever its user may do.
+    bool limited_key = false;
+    constexpr Permissions() = default;
+    constexpr Permissions(std::initializer_list<Access> rights) {
+        for (const Access right : rights) bits |= static_cast<uint8_t>(right);
+    }
+    [[nodiscard]] static constexpr Permissions all() { return {Access::kAdmin}; }
+    [[nodiscard]] constexpr bool allow(Access right) const {
+        return right == Access::kOpen || (bits & static_cast<uint8_t>(right)) != 0 ||
+               (bits & static_cast<uint8_t>(Access::kAdmin)) != 0;
+    }
+    friend constexpr bool operator==(const Permissions&, const Permissions&) = default;
+};
 
 /// One complete request whose framing, sizes and key have been checked.
 struct Request {
@@ -30,7 +57,7 @@ struct Request {
     bool body_framed = false;  ///< a Content-Length or chunked body was announced (it may be empty)
     bool http_1_0 = false;
     std::string remote_address;  ///< ip of the other side
-    Access access = Access::kAdmin;
+    Permissions permissions = Permissions::all();
     TimeMs started{};  ///< when its first byte was there
 
     /// The value of a header by its lower-case name, or "" when it is absent.

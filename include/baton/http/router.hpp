@@ -16,16 +16,18 @@ using RouteHandler = std::function<void(std::shared_ptr<Exchange>, const Params&
 
 /// A table of routes that is itself a Handler. It answers 404 `Not Found` for unknown paths, 405
 /// `Method Not Allowed` with Allow, OPTIONS with 204 and Allow, HEAD through the GET route, 403
-/// when the key's access is too low, and 411 where a body is needed and none is announced. Build it
+/// when the caller lacks the right, and 411 where a body is needed and none is announced. Build it
 /// before the server starts; afterwards any thread may call it.
 class Router {
   public:
     struct Rule {
-        Access access = Access::kInference;  ///< what a caller's key must allow at least
+        Access access = Access::kInference;  ///< the right that a caller needs
         bool needs_body = false;
     };
-    /// `pattern` like "/v1/models/{uid}/replicas/{id}". Literal segments win over {names}, whatever
-    /// the order of adding. A {name} matches one non-empty segment other than "." and "..".
+    /// `pattern` like "/v1/models/{uid...}/replicas/{id}". Of several patterns that fit, the one
+    /// with the most literal segments wins, whatever the order of adding. A {name} matches one
+    /// non-empty segment other than "." and ".."; a {name...}, of which a pattern has one at most,
+    /// one or more of them, and its value keeps the slashes between them.
     void add(std::string_view method, std::string_view pattern, Rule rule, RouteHandler handler);
 
     void operator()(std::shared_ptr<Exchange> exchange) const;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,6 +63,9 @@ class Exchange {
     [[nodiscard]] virtual bool answered() const = 0;
     /// Bytes accepted by write() that the socket has not taken yet.
     [[nodiscard]] virtual size_t unsent_bytes() const = 0;
+    /// Keeps `token` until the last byte of the answer is with the kernel, or the connection is
+    /// gone. It is then released on an I/O thread. One token; a second call replaces the first.
+    virtual void hold(std::shared_ptr<void> token) = 0;
 };
 
 /// Runs on an I/O thread and must not block. What it throws becomes a 500.
@@ -72,10 +76,13 @@ struct ServerOptions {
     uint16_t port = 0;  ///< 0: any free one
     size_t threads = 2;
 
-    /// Keys; both lists empty: no key is asked for. Sent as `Authorization: Bearer KEY` or
+    /// Keys; both lists empty and no `authenticate`: no key is asked for. Sent as `Authorization: Bearer KEY` or
     /// `X-Api-Key: KEY`.
     std::vector<std::string> admin_keys = {};
     std::vector<std::string> inference_keys = {};
+    /// What a key or token that is in neither list may do; nothing: it may not enter. Null: there
+    /// are no others. Called on I/O threads; must not block.
+    std::function<std::optional<Permissions>(std::string_view key)> authenticate = {};
     /// Exact paths that need no key.
     std::vector<std::string> open_paths = {"/health", "/ready"};
 

@@ -56,5 +56,39 @@ TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     EXPECT_EQ(router.routes().size(), 7u);
 }
 
+TEST(Router, ALongNameKeepsItsSlashesAndYieldsToWhatIsMoreLiteral) {
+    Router router;
+    const auto say = [](std::string text) {
+        return [text](std::shared_ptr<Exchange> exchange, const Params& params) {
+            std::string out = text;
+            for (const std::string& param : params) out += "|" + param;
+            exchange->respond(200, out);
+        };
+    };
+    router.add("GET", "/v1/models/{uid...}", {}, say("describe"));
+    router.add("GET", "/v1/models/instances", {}, say("instances"));
+    router.add("GET", "/v1/models/{uid...}/replicas", {}, say("replicas"));
+    router.add("DELETE", "/v1/models/{uid...}/replicas/{id}", {}, say("remove"));
+    router.add("POST", "/v1/models/{uid...}/requests/{rid}/abort", {}, say("abort"));
+    const auto server = start(router, {});
+    RawSocket client(server->port());
+    const auto ask = [&](const std::string& method, const std::string& path) {
+        client.send(method + " " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
+        const std::string answer = client.read_answer();
+        return status_of(answer) == 200 ? body_of(answer) : std::to_string(status_of(answer));
+    };
+    EXPECT_EQ(ask("GET", "/v1/models/m"), "describe|m");
+    EXPECT_EQ(ask("GET", "/v1/models/org/name/x"), "describe|org/name/x");
+    EXPECT_EQ(ask("GET", "/v1/models/org%2Fname"), "describe|org/name");
+    EXPECT_EQ(ask("GET", "/v1/models/instances"), "instances");
+    EXPECT_EQ(ask("GET", "/v1/models/org/name/replicas"), "replicas|org/name");
+    EXPECT_EQ(ask("DELETE", "/v1/models/org/name/replicas/0"), "remove|org/name|0");
+    EXPECT_EQ(ask("POST", "/v1/models/org/name/requests/r/abort"), "abort|org/name|r");
+    EXPECT_EQ(ask("DELETE", "/v1/models/org/name"), "405");
+    for (const char* path : {"/v1/models/", "/v1/models//", "/v1/models/a//b", "/v1/models/a/../b"}) {
+        EXPECT_EQ(ask("GET", path), "404") << path;
+    }
+}
+
 }  // namespace
 }  // namespace baton::http

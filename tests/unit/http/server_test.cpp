@@ -170,9 +170,13 @@ TEST(Server, KeysGuardEverythingButTheOpenList) {
     options.admin_keys = {"root"};
     options.inference_keys = {"user"};
     options.open_paths = {"/health"};
+    options.authenticate = [](std::string_view key) -> std::optional<Permissions> {
+        if (key != "token") return std::nullopt;
+        return Permissions{Access::kStart, Access::kStop};
+    };
     const auto server = start(
         [](std::shared_ptr<Exchange> exchange) {
-            exchange->respond(200, std::to_string(static_cast<int>(exchange->request().access)));
+            exchange->respond(200, std::to_string(exchange->request().permissions.bits));
         },
         options);
     RawSocket client(server->port());
@@ -188,15 +192,44 @@ TEST(Server, KeysGuardEverythingButTheOpenList) {
     EXPECT_EQ(ask("/v1/models", ""), "401");
     EXPECT_EQ(ask("/v1/models", "Authorization: Bearer no\r\n"), "401");
     EXPECT_EQ(ask("/v1/models", "Authorization: Basic user\r\n"), "401");
-    EXPECT_EQ(ask("/v1/models", "Authorization: Bearer user\r\n"), "1");
-    EXPECT_EQ(ask("/v1/models", "authorization: bearer root\r\n"), "2");
-    EXPECT_EQ(ask("/v1/models", "X-Api-Key: user\r\n"), "1");
+    EXPECT_EQ(ask("/v1/models", "Authorization: Bearer user\r\n"), "3");
+    EXPECT_EQ(ask("/v1/models", "authorization: bearer root\r\n"), "64");
+    EXPECT_EQ(ask("/v1/models", "X-Api-Key: user\r\n"), "3");
+    EXPECT_EQ(ask("/v1/models", "Authorization: Bearer token\r\n"), "12");
     EXPECT_EQ(ask("/health", ""), "0");
-    EXPECT_EQ(ask("/health", "Authorization: Bearer root\r\n"), "2");
+    EXPECT_EQ(ask("/health", "Authorization: Bearer root\r\n"), "64");
     EXPECT_EQ(ask("/he%61lth", ""), "401");
     EXPECT_EQ(ask("/health/x", ""), "401");
     EXPECT_EQ(ask("/health?x=1", ""), "0");
     EXPECT_EQ(server->stats().unauthorized, 5u);
+}
+
+TEST(Server, AHeldTokenIsReleasedWithTheLastByte) {
+    Inbox inbox;
+    const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(exchange); });
+    RawSocket client(server->port());
+    client.send(get("/"));
+    const auto exchange = inbox.take();
+    ASSERT_NE(exchange, nullptr);
+    Event released;
+    exchange->hold(std::shared_ptr<void>(nullptr, [&](void*) { released.set(); }));
+    ASSERT_TRUE(exchange->begin_stream());
+    for (int i = 0; i < 32; ++i) exchange->write(std::string(16 * 1024, 'x'));
+    EXPECT_FALSE(released.is_set());
+    exchange->end();
+    EXPECT_GE(body_of(client.read_answer()).size(), 32u * 16 * 1024);
+    EXPECT_TRUE(released.wait());
+
+    // A client that leaves holds nothing any more.
+    RawSocket other(server->port());
+    other.send(get("/"));
+    const auto left = inbox.take();
+    ASSERT_NE(left, nullptr);
+    Event gone;
+    left->hold(std::shared_ptr<void>(nullptr, [&](void*) { gone.set(); }));
+    ASSERT_TRUE(left->begin_stream());
+    other.close();
+    EXPECT_TRUE(gone.wait());
 }
 
 TEST(Server, CorsIsOffUnlessConfigured) {
