@@ -1,15 +1,28 @@
 #include <algorithm>
 #include <array>
 
+#include "config/arguments.hpp"
 #include "config/launch_fields.hpp"
 
 namespace baton::config {
 namespace {
 
+constexpr size_t kEnvsMax = 64;
+constexpr size_t kEnvBytesMax = 4096;
+
 using Take = Expected<void> (*)(const Json&, const std::string&, LaunchRequest&);
 
+/// Web pages send the numbers of their forms as texts.
+Json unquoted(const Json& v) {
+    if (!v.is_string()) return v;
+    const auto& text = v.get_ref<const std::string&>();
+    uint64_t n = 0;
+    return parse_number(std::string_view(text), n) ? Json(n) : v;
+}
+
 template <auto Member, uint64_t Min, uint64_t Max>
-Expected<void> number(const Json& v, const std::string& key, LaunchRequest& request) {
+Expected<void> number(const Json& given, const std::string& key, LaunchRequest& request) {
+    const Json v = unquoted(given);
     if (!is_integer(v)) return bad(key + " must be an integer, got " + kind_of(v), key);
     if ((!v.is_number_unsigned() && v.get<int64_t>() < 0) || v.get<uint64_t>() < Min || v.get<uint64_t>() > Max)
         return bad(key + " must be within " + std::to_string(Min) + ".." + std::to_string(Max) + ", got " + v.dump(), key);
@@ -63,7 +76,32 @@ Expected<void> gpu_memory(const Json& v, const std::string& key, LaunchRequest& 
 /// Any transport name means Xavier; that it was changed is said once, in the launch log.
 Expected<void> transfer_backend(const Json& v, const std::string& key, LaunchRequest& request) {
     if (!v.is_string()) return bad(key + " must be a string, got " + kind_of(v), key);
-    request.transfer_backend_normalised |= v.get_ref<const std::string&>() != "xavier";
+    const auto& name = v.get_ref<const std::string&>();
+    if (name == "xavier") return {};
+    request.transfer_backend_normalised = true;
+    request.transfer_backend = in_quotes(name);
+    return {};
+}
+
+/// Names and values for the environment of the replicas' processes. What would change which code runs there, or who they
+/// obey, is refused: whoever may launch a model may not run programs.
+Expected<void> environment(const Json& v, const std::string& key, LaunchRequest& request) {
+    if (!v.is_object()) return bad(key + " must be an object of strings, got " + kind_of(v), key);
+    if (v.size() > kEnvsMax) return bad(key + " must have at most " + std::to_string(kEnvsMax) + " entries", key);
+    for (const auto& [name, value] : v.items()) {
+        const bool word = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+            return c == '_' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+        });
+        if (!word) return bad(key + " has a name that is none of an environment variable: " + in_quotes(name), key);
+        if (name.starts_with("LD_") || name.starts_with("BATON_") || name == "GCONV_PATH" || name == "GLIBC_TUNABLES")
+            return bad(key + " must not set " + name, key);
+        if (value.is_object() || value.is_array() || value.is_null())
+            return bad(key + "." + name + " must be a string, got " + kind_of(value), key);
+        const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+        if (text.size() > kEnvBytesMax || text.find('\0') != std::string::npos)
+            return bad(key + "." + name + " must be a text of at most " + std::to_string(kEnvBytesMax) + " bytes", key);
+        request.envs.emplace_back(name, text);
+    }
     return {};
 }
 
@@ -77,8 +115,9 @@ constexpr auto kMovers = std::to_array<Choice>({{"auto", ""}, {"cuda_ipc", "cuda
 
 constexpr uint64_t kTebibyte = 1ull << 40;
 using R = LaunchRequest;
-const std::array<std::pair<std::string_view, Take>, 24> kKeywords = {{
+const std::array<std::pair<std::string_view, Take>, 26> kKeywords = {{
     {"max_model_len", number<&R::max_model_len, 1, 1 << 20>},
+    {"context_length", number<&R::max_model_len, 1, 1 << 20>},
     {"max_num_seqs", number<&R::max_num_seqs, 1, 4096>},
     {"max_num_batched_tokens", number<&R::max_num_batched_tokens, 1, 1 << 16>},
     {"block_size", number<&R::block_size, 1, 256>},
@@ -100,6 +139,7 @@ const std::array<std::pair<std::string_view, Take>, 24> kKeywords = {{
     {"kv_layout", choice<&R::kv_layout, kKvLayouts>},
     {"mover", choice<&R::mover, kMovers>},
     {"fault", text},
+    {"envs", environment},
     {"vllm_transfer_backend_type", transfer_backend},
     {"transfer_backend_type", transfer_backend},
 }};

@@ -179,7 +179,14 @@ Expected<void> check_model_uid(std::string_view uid) {
         return bad("The model UID is invalid. Please specify the model UID by 0 < length <= 100, not ending with the "
                    "reserved replica suffix '-rep<number>'.",
                    "model_uid");
-    if (uid == "." || uid == "..") return bad("model_uid " + in_quotes(uid) + " cannot be part of a URL; please choose another name", "model_uid");
+    for (std::string_view rest = uid;;) {
+        const size_t slash = rest.find('/');
+        const std::string_view part = rest.substr(0, slash);
+        if (part.empty() || part == "." || part == "..")
+            return bad("model_uid " + in_quotes(uid) + " cannot be part of a URL; please choose another name", "model_uid");
+        if (slash == std::string_view::npos) break;
+        rest.remove_prefix(slash + 1);
+    }
     if (std::any_of(uid.begin(), uid.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }))
         return bad("model_uid must not contain control characters", "model_uid");
     static constexpr std::array<std::string_view, 7> kStatic = {

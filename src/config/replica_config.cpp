@@ -185,6 +185,31 @@ Expected<void> place_replicas(const std::vector<ReplicaConfigEntry>& entries, La
     return check_replica_uids(request);
 }
 
+Expected<std::optional<ReplicaPlacement>> parse_added_replica(std::string_view body) {
+    if (body.empty()) return std::nullopt;
+    BATON_TRY_ASSIGN(const Json json, parse_json_text(body));
+    if (!json.is_object()) return bad("the body must be a JSON object, got " + kind_of(json));
+    BATON_TRY_ASSIGN(const auto replicas, parse_replica(json));
+    if (replicas.value_or(1) != 1) return bad("replicas are added one at a time; `replica` must be 1", "replica");
+    const Json* config = member(json, "replica_config");
+    const Json* n_gpu = member(json, "n_gpu");
+    if (config != nullptr && n_gpu != nullptr) return bad("Cannot specify n_gpu together with replica_config.", "replica_config");
+    if (n_gpu != nullptr && !(n_gpu->is_string() && *n_gpu == "auto")) {
+        if (!is_integer(*n_gpu) || n_gpu->get<int64_t>() < 0) return bad("n_gpu must be a non-negative integer or 'auto'", "n_gpu");
+        ReplicaPlacement placement;
+        placement.n_gpu = n_gpu->get<int64_t>();
+        return placement;
+    }
+    if (config == nullptr) return std::nullopt;
+    BATON_TRY_ASSIGN(const auto entries, parse_replica_config(config->is_array() ? *config : Json::array({*config})));
+    if (entries.size() != 1) return invalid("it must be one object");
+    if (entries[0].role.value_or(Role::kHybrid) != Role::kHybrid)
+        return bad("only hybrid replicas can be added to a running model", "replica_config");
+    LaunchRequest one;
+    BATON_TRY(place_replicas(entries, one));
+    return std::move(one.placements.front());
+}
+
 Expected<void> check_replica_uids(const LaunchRequest& request) {
     for (const auto& p : request.placements)
         if (is_reserved_replica_uid(p.replica_uid))

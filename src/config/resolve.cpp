@@ -90,8 +90,34 @@ class Placer {
             return bad("The parameter `n_gpu` must be greater than 0 and not greater than the number of GPUs: " +
                            std::to_string(have) + " on the machine." + why_none(worker),
                        from_config ? "replica_config" : "n_gpu");
-        while (static_cast<int64_t>(p.gpu_idx.size()) < *p.n_gpu) p.gpu_idx.push_back(next_gpu(worker));
-        for (const int64_t g : p.gpu_idx) ++on_gpu_[{worker.address, g}];
+        BATON_TRY(check_sharing(p, worker, from_config));
+        while (static_cast<int64_t>(p.gpu_idx.size()) < *p.n_gpu) {
+            const int64_t gpu = next_gpu(worker);
+            if (!worker.share_gpus && on_gpu_[{worker.address, gpu}] > 0)
+                return fail(ErrorCode::kUnavailable, "No available slot found for the model");
+            p.gpu_idx.push_back(gpu);
+        }
+        for (const int64_t g : p.gpu_idx) {
+            ++on_gpu_[{worker.address, g}];
+            ++of_this_launch_[{worker.address, g}];
+        }
+        return {};
+    }
+
+    /// Checks 20 and 21: GPUs that were named, on a worker whose GPUs serve one replica each.
+    Expected<void> check_sharing(const ReplicaPlacement& p, const WorkerView& worker, bool from_config) {
+        if (worker.share_gpus) return {};
+        std::vector<int64_t> twice, taken;
+        for (const int64_t g : p.gpu_idx) {
+            if (of_this_launch_[{worker.address, g}] > 0) twice.push_back(g);
+            else if (on_gpu_[{worker.address, g}] > 0) taken.push_back(g);
+        }
+        const std::string where = std::string(from_config ? "replica_config " : "") + "GPU conflict on worker " + worker.address + ": GPU indexes ";
+        const char* param = from_config ? "replica_config" : "gpu_idx";
+        if (!twice.empty())
+            return bad(where + list_of_numbers(twice) + " requested by more than one replica, and this worker disallows sharing a GPU.", param);
+        if (!taken.empty())
+            return bad(where + list_of_numbers(taken) + " are already occupied, and this worker disallows sharing a GPU.", param);
         return {};
     }
 
@@ -110,7 +136,7 @@ class Placer {
     const std::vector<WorkerView>& workers_;
     bool local_only_;
     std::map<std::string, size_t> replicas_;
-    std::map<std::pair<std::string, int64_t>, size_t> on_gpu_;
+    std::map<std::pair<std::string, int64_t>, size_t> on_gpu_, of_this_launch_;
 };
 
 /// Keywords that mean nothing on the CPU, or cannot be had on a GPU, once it is known who runs where.

@@ -204,9 +204,10 @@ Expected<void> check(SupervisorSettings& s) {
     log::Level level{};
     if (!log::parse_level(s.log_level, level)) return wrong("log_level", "must be trace, debug, info, warn or error");
     if (s.log_format != "text" && s.log_format != "json") return wrong("log_format", "must be text or json");
-    for (const auto& key : s.api_keys)
-        if (key.empty() || std::any_of(key.begin(), key.end(), [](char c) { return c <= 0x20 || c == 0x7f; }))
-            return wrong("api_keys", "must be non-empty and without spaces or control characters");
+    for (const auto* keys : {&s.api_keys, &s.inference_api_keys})
+        for (const auto& key : *keys)
+            if (key.empty() || std::any_of(key.begin(), key.end(), [](char c) { return c <= 0x20 || c == 0x7f; }))
+                return wrong(keys == &s.api_keys ? "api_keys" : "inference_api_keys", "must be non-empty and without spaces or control characters");
     if (!s.model_root.empty() && s.model_root.front() != '/') return wrong("model_root", "must be an absolute path");
     BATON_TRY(check_addresses(s));
     BATON_TRY(check_numbers(s));

@@ -74,6 +74,11 @@ process list.
 | `BATON_API_KEY`, else `XINFERENCE_API_KEY` | client commands | bearer key where `--api-key` is absent |
 | `BATON_SHARE_WEIGHTS` | workers | `false`: replicas of one model on one host do not share the CPU backend's packed weights |
 | `BATON_TEST_MODEL` | tests | path of the GGUF file that tests with a real model use |
+| `BATON_BINARY`, `BATON_FAKE_GPU_BINARY` | tests | the programs under test |
+| `BATON_TEST_PATIENCE` | tests | factor on every limit of time, for slow machines |
+| `BATON_TEST_CYCLES` | tests | launches one after the other (12; a full run takes 100) |
+| `BATON_TEST_PD_GPU`, `_PD_MODEL_PATH`, `_PD_MODEL_NAME`, `_PD_MODEL_SIZE`, `_PD_MOVERS` | `scripts/pd_verify.py` and its test | 1: on GPUs; the model; the movers. Also by the names `XINFERENCE_TEST_PD_…` |
+| `GPU_CHECK_ARCHITECTURES`, `_FOLDER`, `_PART_MIB`, `_SECONDS`, `_MODEL` | `scripts/gpu-check` | what is built, packed and run |
 )";
 
 }  // namespace
@@ -91,6 +96,10 @@ const std::vector<Setting>& settings_table() {
          "model uid of requests that name none"},
         {"api_keys", &S::api_keys, "BATON_API_KEYS", "--api-key (repeatable)", "",
          "bearer keys; none: no authentication. Better here or in the environment than on a command line"},
+        {"inference_api_keys", &S::inference_api_keys, "BATON_INFERENCE_API_KEYS", "", "",
+         "bearer keys that may list and use models, and nothing else"},
+        {"auth_file", &S::auth_file, "BATON_AUTH_FILE", "--auth-file", "",
+         "users, permissions and keys in Xinference's format (docs/API.md); read again on SIGHUP"},
         {"cors_origins", &S::cors_origins, "BATON_CORS_ORIGINS", "", "", "origins web pages may call from; none: no CORS headers"},
         {"log_format", &S::log_format, "BATON_LOG_FORMAT", "--log-format", "", "`text` or `json`"},
         {"log_level", &S::log_level, "BATON_LOG_LEVEL", "--log-level", "", "`trace`, `debug`, `info`, `warn` or `error`"},
@@ -112,6 +121,7 @@ const std::vector<Setting>& settings_table() {
         {"allow_fault_hooks", &S::allow_fault_hooks, "BATON_ALLOW_FAULT_HOOKS", "", "",
          "accept the launch field `fault` (tests only)"},
         {"local_worker", &S::local_worker, "", "", "true for `serve`, false for `supervisor`", "run a worker as a child process"},
+        {"share_gpus", &S::share_gpus, "BATON_SHARE_GPUS", "", "", "several replicas may use one GPU"},
         {"deployments", &S::deployments, "", "--model, --prefill, --decode (one)", "", "launched at start"},
     };
     return kTable;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "baton/base/error.hpp"
@@ -40,6 +41,8 @@ struct LaunchRequest {
     bool from_replica_config = false;
     std::vector<std::string> ignored;          ///< engine keywords that were kept but mean nothing here, for the launch log
     bool transfer_backend_normalised = false;
+    std::string transfer_backend;              ///< as given, where it was not "xavier"
+    std::vector<std::pair<std::string, std::string>> envs;  ///< for the replicas' processes
 
     // Engine keywords that mean something here; 0 / empty: the default.
     uint64_t kv_cache_bytes = 0;
@@ -55,12 +58,17 @@ struct LaunchRequest {
     std::string raw_json;           ///< the body, for the state file
 };
 
+/// The replica that a body of POST /v1/models/{uid}/replicas asks for: `{"replica_config": {one entry}}`, or `{"n_gpu": 0}`,
+/// or nothing ("" or `{}`): then it is placed where there is most room. Only hybrid replicas can be added, one at a time.
+[[nodiscard]] Expected<std::optional<ReplicaPlacement>> parse_added_replica(std::string_view body);
+
 struct WorkerView {
     std::string address;            ///< ip:port
     std::vector<uint32_t> gpus;     ///< their indexes
     bool local = false;             ///< the worker of `baton serve`
     std::map<int64_t, size_t> on_gpu{};  ///< replicas that run on each GPU already
     std::string gpu_error{};        ///< why there is none: no CUDA module, no driver, no GPU
+    bool share_gpus = true;         ///< two replicas may use one GPU
 };
 
 /// Parses and checks a launch body by itself: checks 1–17, 23 of the replica_config rules, in that order, before any

@@ -18,6 +18,8 @@ struct SupervisorSettings {
     std::string cache_dir;
     std::string model_root;              ///< "" no fence
     std::vector<std::string> api_keys;
+    std::vector<std::string> inference_api_keys;
+    std::string auth_file;               ///< "" none; Xinference's format (config/auth_file.hpp)
     std::string log_format = "text";
     std::string log_level = "info";
     std::string advertise_address;       ///< "" the default route's when not loopback
@@ -29,6 +31,7 @@ struct SupervisorSettings {
     int64_t shutdown_timeout_ms = 30'000;
     int64_t supervisor_grace_ms = 60'000;
     bool allow_fault_hooks = false;
+    bool share_gpus = true;              ///< several replicas may use one GPU
     bool strict_fields = false;
     std::string default_model;
     std::vector<std::string> cors_origins;

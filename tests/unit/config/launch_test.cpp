@@ -318,6 +318,89 @@ TEST(ParseLaunch, EngineKeywordErrorsNameTheField) {
     }
 }
 
+TEST(ParseLaunch, NumbersOfFormsMayBeTexts) {
+    Json body = ordinary_body();
+    body.update(Json::parse(R"({"max_model_len":"2048","max_num_seqs":"8"})"));
+    const auto r = parse_launch(body.dump());
+    ASSERT_TRUE(r) << r.error().message;
+    EXPECT_EQ(r->max_model_len, 2048u);
+    EXPECT_EQ(r->max_num_seqs, 8u);
+    body.erase("max_model_len");
+    body["context_length"] = 512;
+    EXPECT_EQ(parse_launch(body.dump())->max_model_len, 512u) << "the newest command line's name for it";
+    body["context_length"] = nullptr;
+    EXPECT_EQ(parse_launch(body.dump())->max_model_len, 0u);
+}
+
+TEST(ParseLaunch, EnvsReachTheProcessesUnlessTheyChangeWhatRuns) {
+    Json body = ordinary_body();
+    body["envs"] = Json::parse(R"({"OMP_NUM_THREADS":4,"HF_TOKEN":"x y","EMPTY":""})");
+    const auto r = parse_launch(body.dump());
+    ASSERT_TRUE(r) << r.error().message;
+    const std::vector<std::pair<std::string, std::string>> want{{"OMP_NUM_THREADS", "4"}, {"HF_TOKEN", "x y"}, {"EMPTY", ""}};
+    EXPECT_EQ(r->envs, want);
+    EXPECT_TRUE(r->ignored.empty());
+    const std::pair<const char*, const char*> kCases[] = {
+        {R"({"envs":["A"]})", "envs must be an object of strings, got an array"},
+        {R"({"envs":{"LD_PRELOAD":"/x.so"}})", "envs must not set LD_PRELOAD"},
+        {R"({"envs":{"BATON_LINK_SECRET":"x"}})", "envs must not set BATON_LINK_SECRET"},
+        {R"({"envs":{"A=B":"x"}})", "is none of an environment variable"},
+        {R"({"envs":{"":"x"}})", "is none of an environment variable"},
+        {R"({"envs":{"A":{}}})", "envs.A must be a string, got an object"},
+        {R"({"envs":{"A":"x\u0000y"}})", "envs.A must be a text of at most"},
+    };
+    for (const auto& [patch, message] : kCases) {
+        Json bad = ordinary_body();
+        bad.update(Json::parse(patch));
+        EXPECT_THAT(error_of(bad), HasSubstr(message)) << patch;
+    }
+}
+
+TEST(ParseLaunch, AnyTransferBackendMeansXavier) {
+    for (const char* key : {"vllm_transfer_backend_type", "transfer_backend_type"}) {
+        Json body = ordinary_body();
+        body[key] = "nixl";
+        const auto r = parse_launch(body.dump());
+        ASSERT_TRUE(r) << r.error().message;
+        EXPECT_TRUE(r->transfer_backend_normalised);
+        EXPECT_EQ(r->transfer_backend, "'nixl'");
+        body[key] = "xavier";
+        EXPECT_FALSE(parse_launch(body.dump())->transfer_backend_normalised);
+    }
+}
+
+TEST(ParseAddedReplica, IsOneHybridEntryOrNone) {
+    for (const char* none : {"", "{}", R"({"replica_config":null})"}) {
+        const auto r = parse_added_replica(none);
+        ASSERT_TRUE(r) << none;
+        EXPECT_FALSE(r->has_value()) << none;
+    }
+    for (const char* one : {R"({"replica_config":{"replica_uid":" x ","devices":[{"worker_ip":"a:1","n_gpu":0}]}})",
+                            R"({"replica_config":[{"replica_uid":"x","role":"hybrid","devices":[{"worker_ip":"a:1","n_gpu":0}]}]})"}) {
+        const auto r = parse_added_replica(one);
+        ASSERT_TRUE(r) << r.error().message;
+        EXPECT_EQ((*r)->replica_uid, "x");
+        EXPECT_EQ((*r)->worker_ip, "a:1");
+        EXPECT_EQ((*r)->n_gpu, 0);
+    }
+    EXPECT_EQ((*parse_added_replica(R"({"n_gpu":0,"model_engine":"vLLM","replica":1})"))->n_gpu, 0);
+    const std::pair<const char*, const char*> kCases[] = {
+        {"[]", "the body must be a JSON object"},
+        {R"({"replica_config":[]})", "Invalid replica_config: it must be one object"},
+        {R"({"replica_config":5})", "Invalid replica_config: replica_config[0] must be an object"},
+        {R"({"replica_config":{"devices":[]}})", "must have exactly one device"},
+        {R"({"replica":2})", "replicas are added one at a time"},
+        {R"({"n_gpu":-1})", "n_gpu must be a non-negative integer or 'auto'"},
+        {R"({"n_gpu":0,"replica_config":{"devices":[{"worker_ip":"a:1"}]}})", "Cannot specify n_gpu together with replica_config."},
+        {R"({"replica_config":{"role":"prefill","devices":[{"worker_ip":"a:1"}]}})", "only hybrid replicas can be added"},
+    };
+    for (const auto& [body, message] : kCases) {
+        const auto r = parse_added_replica(body);
+        ASSERT_FALSE(r) << body;
+        EXPECT_THAT(r.error().message, HasSubstr(message)) << body;
+    }
+}
+
 TEST(ParseLaunch, OrdinaryPlacements) {
     Json body = ordinary_body();
     body.update(Json::parse(R"({"replica":2,"worker_ip":"a:1, b:2","gpu_idx":[3,4],"n_gpu":1})"));
@@ -367,7 +450,7 @@ TEST(ParseLaunch, HostileBodies) {
 TEST(CheckModelUid, RefusesWhatCannotBeReached) {
     for (const char* uid : {"", "  ", "a-rep0", "a-rep17", "prompts", "families", "instances", "instance", "vllm-supported",
                             "update_type", "llm/auto-register", "a/replicas", "a/replicas/3", "a/progress", "a/cancel",
-                            "a/events", "x/requests/y/abort", "a\nb"})
+                            "a/events", "x/requests/y/abort", "a\nb", "/a", "a/", "a//b", "a/../b", "./a"})
         EXPECT_FALSE(check_model_uid(uid)) << uid;
     EXPECT_FALSE(check_model_uid(std::string(101, 'a')));
     for (const char* uid : {"m", "Qwen/Qwen2.5-0.5B-Instruct", "-rep3", "a-rep", "a-rep3b", "a b", "a-replicas", "日本"})

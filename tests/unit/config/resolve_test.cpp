@@ -167,5 +167,31 @@ TEST(ResolveLaunch, DefaultUidsMustNotMeetExplicitOnes) {
     EXPECT_EQ(out.request.error().message, "Duplicate replica_uid 'later-1' in replica_config.");
 }
 
+TEST(ResolveLaunch, Rows20To22WhereGpusAreNotShared) {
+    std::vector<WorkerView> workers = {{"10.0.0.1:9000", {0, 1}, false}};
+    workers[0].share_gpus = false;
+    auto both = resolve(pd("10.0.0.1:9000", R"(,"gpu_idx":[1])"), workers);
+    ASSERT_FALSE(both.request);
+    EXPECT_EQ(both.request.error().message,
+              "replica_config GPU conflict on worker 10.0.0.1:9000: GPU indexes [1] requested by more than one replica, and this worker "
+              "disallows sharing a GPU.");
+    workers[0].on_gpu = {{1, 1}};
+    auto taken = resolve(pd("10.0.0.1:9000", R"(,"gpu_idx":[1])"), workers);
+    ASSERT_FALSE(taken.request);
+    EXPECT_EQ(taken.request.error().message,
+              "replica_config GPU conflict on worker 10.0.0.1:9000: GPU indexes [1] are already occupied, and this worker disallows "
+              "sharing a GPU.");
+    auto no_slot = resolve(pd("10.0.0.1:9000"), workers);
+    ASSERT_FALSE(no_slot.request);
+    EXPECT_EQ(no_slot.request.error().code, ErrorCode::kUnavailable);
+    EXPECT_EQ(no_slot.request.error().message, "No available slot found for the model");
+    workers[0].on_gpu.clear();
+    const auto apart = resolve(pd("10.0.0.1:9000"), workers);
+    ASSERT_TRUE(apart.request) << apart.request.error().message;
+    EXPECT_NE(apart.request->placements[0].gpu_idx, apart.request->placements[1].gpu_idx);
+    workers[0].share_gpus = true;
+    EXPECT_TRUE(resolve(pd("10.0.0.1:9000", R"(,"gpu_idx":[1])"), workers).request);
+}
+
 }  // namespace
 }  // namespace baton::config

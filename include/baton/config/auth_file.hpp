@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "baton/base/error.hpp"
+
+namespace baton::config {
+
+/// What a user may do, by the names of Xinference's auth file; values or-ed.
+enum class Permission : uint8_t {
+    kList = 1,         ///< models:list
+    kRead = 2,         ///< models:read
+    kStart = 4,        ///< models:start, models:write
+    kStop = 8,         ///< models:stop, models:write
+    kRegister = 16,    ///< models:register
+    kUnregister = 32,  ///< models:unregister, models:register
+    kAdmin = 64,       ///< admin
+};
+
+struct AuthUser {
+    std::string name;
+    std::string password;     ///< as written: the word itself, or "pbkdf2_sha256$ITERATIONS$SALT$HASH" (base64)
+    uint8_t permissions = 0;  ///< values of Permission
+    std::vector<std::string> api_keys;
+};
+
+/// An auth file in Xinference's format: {"auth_config": {"algorithm", "secret_key", "token_expire_in_minutes"},
+/// "user_config": [{"username", "password", "permissions", "api_keys"}]}.
+struct AuthFile {
+    std::string secret_key;
+    int64_t token_expire_minutes = 30;
+    std::vector<AuthUser> users;
+};
+
+/// kInvalidArgument with the JSON path of what is wrong. Never repeats a secret, a password or a key.
+[[nodiscard]] Expected<AuthFile> parse_auth_file(std::string_view json_text);
+
+/// True when `given` is the password that a file's entry stands for; takes a while for a hashed one, on purpose.
+[[nodiscard]] bool password_matches(const std::string& stored, std::string_view given);
+
+}  // namespace baton::config
