@@ -66,20 +66,31 @@ Deployment::Deployment(Services services, config::LaunchRequest request, model::
     coordinator_ = std::make_unique<Coordinator>(services_.counts);
     links_ = std::make_unique<CollectiveManager>(services_.counts);
     tracker_ = std::make_unique<BlockTracker>(services_.counts);
-    slots_.reserve(request_.placements.size());
     for (size_t i = 0; i < request_.placements.size(); ++i) {
         Slot s;
         s.id = ReplicaId{i + 1};
         s.placement = request_.placements[i];
         s.created_unix = created_unix_;
         router_->add_replica(s.id, s.placement.role);
+        ring_.insert(s.id);
         slots_.push_back(std::move(s));
     }
 }
 
 Deployment::~Deployment() = default;
 
-Slot* Deployment::slot(ReplicaId id) { return id.value >= 1 && id.value <= slots_.size() ? &slots_[id.value - 1] : nullptr; }
+Slot* Deployment::slot(ReplicaId id) {
+    for (Slot& s : slots_)
+        if (s.id == id) return &s;
+    return nullptr;
+}
+
+std::optional<uint64_t> Deployment::in_flight_max() const {
+    if (request_.request_limits < 0) return std::nullopt;
+    // A request is with one decode replica in the end, whoever prefills it.
+    const auto replicas = std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.placement.role != Role::kPrefill; });
+    return static_cast<uint64_t>(request_.request_limits) * static_cast<uint64_t>(replicas);
+}
 
 void Deployment::event(std::string type, std::string content) {
     if (events_.size() == kEventsMax) events_.pop_front();
@@ -94,10 +105,17 @@ void Deployment::launch(Done done) {
     log::info("launch.begin", {{"model_uid", uid()},
                                {"model", model_.architecture},
                                {"engine", request_.model_engine},
+                               {"served_by", "baton"},
                                {"replicas", slots_.size()},
                                {"pd", request_.pd},
                                {"transfer_backend", "xavier"},
                                {"normalised", request_.transfer_backend_normalised}});
+    if (request_.transfer_backend_normalised)
+        log::info("launch.transfer_backend", {{"model_uid", uid()}, {"given", request_.transfer_backend}, {"used", "xavier"}});
+    if (request_.enable_xavier && !request_.pd && slots_.size() == 1) {
+        log::warn("launch.xavier_alone", {{"model_uid", uid()}, {"reason", "one replica shares its KV with nobody"}});
+        event("WARNING", "enable_xavier: one replica shares its KV with nobody");
+    }
     for (const std::string& key : request_.ignored) log::info("launch.ignored_keyword", {{"model_uid", uid()}, {"key", key}});
     event("INFO", "launch of " + std::to_string(slots_.size()) + " replicas");
     launch_deadline_.expires_after(std::chrono::milliseconds(kLaunchTimeoutMs));
@@ -176,6 +194,8 @@ void Deployment::spawn(Slot& s) {
     spawn.target = s.target();
     spawn.role = static_cast<uint8_t>(s.placement.role);
     spawn.args = replica_args(s);
+    spawn.env = request_.envs;
+    s.spawned_at = steady_now();
     if (!services_.workers.send(s.placement.worker_ip, spawn)) {
         s.state = SlotState::kDown;
         s.error = "worker " + s.placement.worker_ip + " is not registered";
@@ -194,6 +214,7 @@ void Deployment::replica_spawned(const wire::SpawnResult& result) {
     }
     s->error = result.error;
     slot_down(*s, result.error);
+    if (change_ended(*s, result.error)) return;
     if (launch_done_) fail_launch({ErrorCode::kInternal, "replica " + std::to_string(s->id.value - 1) + " did not start: " + result.error, ""});
     else respawn_later(*s);
 }
@@ -238,6 +259,7 @@ void Deployment::on_ready(Slot& s, const wire::ReplicaReady& ready) {
     s.ready = ready;
     s.pid = ready.pid;
     s.state = SlotState::kUp;
+    s.load_ms = steady_now() - s.spawned_at;
     log::info("replica.up", {{"model_uid", uid()}, {"replica", s.id.value - 1}, {"role", baton::to_string(s.placement.role)}, {"engine", ready.engine}, {"pid", ready.pid}});
     event("INFO", "replica " + std::to_string(s.id.value - 1) + " (" + baton::to_string(s.placement.role) + ") is up");
     wire::Peer peer;
@@ -250,6 +272,7 @@ void Deployment::on_ready(Slot& s, const wire::ReplicaReady& ready) {
     router_->replica_up(steady_now(), s.target());
     send_peers();
     pump();
+    if (s.adding) end_change(s.id, s.id);
     check_ready();
 }
 
@@ -368,7 +391,10 @@ void Deployment::fail_launch(Error error) {
     maybe_finished();
 }
 
-void Deployment::cancel_launch() { fail_launch({ErrorCode::kCancelled, "Launch cancelled", ""}); }
+void Deployment::cancel_launch(std::function<void()> gone) {
+    if (gone) gone_.push_back(std::move(gone));
+    fail_launch({ErrorCode::kCancelled, "Launch cancelled", ""});
+}
 
 // ---- loss and return of replicas --------------------------------------------------------------------------------------
 
@@ -378,7 +404,7 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
     links_->drop(s.id);
     if (s.state == SlotState::kUp) {
         log::warn("replica.down", {{"model_uid", uid()}, {"replica", s.id.value - 1}, {"reason", reason}});
-        if (!ending_) event("WARNING", "replica " + std::to_string(s.id.value - 1) + " is down: " + reason);
+        if (!ending_ && !s.removing) event("WARNING", "replica " + std::to_string(s.id.value - 1) + " is down: " + reason);
         s.before.prefill_tokens += s.stats.prefill_tokens;
         s.before.generated_tokens += s.stats.generated_tokens;
         s.stats = {};
@@ -409,6 +435,7 @@ void Deployment::replica_exited(const wire::ReplicaExited& exited) {
         return maybe_finished();
     }
     s->error = exit_reason(how, exited.last_output);
+    if (change_ended(*s, s->error)) return;
     if (launch_done_) return fail_launch({ErrorCode::kInvalidArgument, "replica " + std::to_string(s->id.value - 1) + " failed to load: " + s->error, ""});
     respawn_later(*s);
 }
@@ -432,14 +459,15 @@ void Deployment::respawn_later(Slot& s) {
         const auto self = w.lock();
         if (!self || ec || self->ending_) return;
         Slot* again = self->slot(id);
-        if (again->respawn_pending) self->spawn(*again);
+        if (again != nullptr && again->respawn_pending && !again->removing) self->spawn(*again);
     });
 }
 
 void Deployment::worker_lost(const std::string& address) {
     if (over()) return;
     tracker_->remove(address);
-    for (Slot& s : slots_) {
+    for (auto it = slots_.begin(); it != slots_.end();) {
+        Slot& s = *it++;  // it may be taken out of the list below
         if (s.placement.worker_ip != address) continue;
         // Its processes may live on for a while under a separate worker: fenced by their epoch.
         if (s.link) {
@@ -449,6 +477,7 @@ void Deployment::worker_lost(const std::string& address) {
         }
         slot_down(s, "worker lost");
         s.pid = 0;
+        if (!ending_ && change_ended(s, "worker " + address + " was lost")) continue;
         if (launch_done_ && !ending_) fail_launch({ErrorCode::kUnavailable, "worker " + address + " was lost during the launch", ""});
     }
     if (ending_) maybe_finished();
@@ -471,10 +500,11 @@ void Deployment::worker_stats(const std::string& address, const wire::WorkerStat
 // ---- end --------------------------------------------------------------------------------------------------------------
 
 void Deployment::terminate(std::function<void()> done) {
-    terminate_done_ = std::move(done);
+    gone_.push_back(std::move(done));
     state_ = DeploymentState::kTerminating;
     log::info("terminate.begin", {{"model_uid", uid()}});
     ending_ = true;
+    for (const auto& [id, change] : std::exchange(changes_, {})) change(fail(ErrorCode::kUnavailable, "the model was terminated"));
     router_->close(steady_now(), "the model was terminated");
     pump();
     stop_slots(kStopGraceMs);
@@ -501,9 +531,10 @@ void Deployment::maybe_finished() {
     const bool failed = static_cast<bool>(launch_done_);
     state_ = failed ? DeploymentState::kError : DeploymentState::kTerminated;
     log::info("terminate.done", {{"model_uid", uid()}});
+    model_.tokenizer.reset();              // what is kept of a failed launch is its row
     const auto self = shared_from_this();  // the callbacks may drop the last other reference
     if (failed) finish_launch(fail(launch_error_));
-    if (terminate_done_) std::exchange(terminate_done_, nullptr)();
+    for (const auto& gone : std::exchange(gone_, {})) gone();
 }
 
 // ---- requests ---------------------------------------------------------------------------------------------------------
@@ -561,6 +592,7 @@ void Deployment::tick() {
         if (!self || ec || !self->router_) return;
         self->router_->on_tick(steady_now());
         self->pump();
+        self->advance_changes();
         self->tick();
     });
 }

@@ -2,10 +2,13 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <atomic>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +21,7 @@
 #include "baton/model/model.hpp"
 #include "baton/net/connection.hpp"
 #include "baton/pd/router.hpp"
+#include "request_metrics.hpp"
 #include "xavier_objects.hpp"
 
 namespace baton::supervisor {
@@ -45,6 +49,12 @@ struct Slot {
     std::string error;
     std::deque<TimeMs> restarts;
     bool respawn_pending = false;
+    bool adding = false;               ///< asked for after the launch, and not up yet
+    bool removing = false;             ///< drains, then ends for good
+    bool stopping = false;             ///< was told to end for that
+    TimeMs change_begun{};             ///< of adding or removing
+    TimeMs spawned_at{};
+    int64_t load_ms = 0;               ///< from the process's start until it was up, the last time
     [[nodiscard]] wire::ReplicaTarget target() const { return {id, epoch}; }
     [[nodiscard]] uint64_t prefill_tokens() const { return before.prefill_tokens + stats.prefill_tokens - probe.prefill_tokens; }
     [[nodiscard]] uint64_t generated_tokens() const { return before.generated_tokens + stats.generated_tokens - probe.generated_tokens; }
@@ -84,7 +94,19 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void launch(Done done);
     /// Ends the route at once, then the replicas; `done` when the last process is reaped.
     void terminate(std::function<void()> done);
-    void cancel_launch();
+    /// `gone` when the last process of the launch is reaped.
+    void cancel_launch(std::function<void()> gone);
+
+    /// Starts one more hybrid replica; `done` with its id when it is up, or when it could not come up and is gone again.
+    void add_replica(config::ReplicaPlacement placement, std::function<void(Expected<ReplicaId>)> done);
+    /// Lets a replica finish what it runs, within bounds, then ends it; `done` with how many are left.
+    void remove_replica(ReplicaId id, std::function<void(Expected<size_t>)> done);
+    /// A replica of that number that is not being removed.
+    [[nodiscard]] bool has_replica(ReplicaId id) const;
+    /// Replicas that are not being removed.
+    [[nodiscard]] size_t replicas_staying() const;
+    /// Replicas come or go.
+    [[nodiscard]] bool updating() const { return state_ == DeploymentState::kReady && !changes_.empty(); }
 
     // From the links.
     void replica_connected(std::shared_ptr<net::Connection> link, ReplicaId id, Epoch epoch);
@@ -104,7 +126,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] const config::LaunchRequest& request() const { return request_; }
     [[nodiscard]] const model::ModelInfo& model() const { return model_; }
     [[nodiscard]] uint32_t context_length() const { return context_length_; }
-    [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }
+    [[nodiscard]] const std::list<Slot>& slots() const { return slots_; }
     [[nodiscard]] const std::deque<Event>& events() const { return events_; }
     [[nodiscard]] const std::string& error() const { return error_; }
     [[nodiscard]] int64_t created_unix() const { return created_unix_; }
@@ -112,8 +134,12 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] pd::RouterStats router_stats() const;
     [[nodiscard]] bool has_router() const { return router_ != nullptr; }
 
-    uint32_t in_flight = 0;      ///< HTTP requests, for request_limits
-    uint64_t requests_ok = 0, requests_error = 0, requests_aborted = 0, prompt_tokens = 0, completion_tokens = 0;
+    /// HTTP requests that hold a slot of request_limits. Shared with what holds them, which ends on other threads.
+    const std::shared_ptr<std::atomic<uint32_t>> in_flight = std::make_shared<std::atomic<uint32_t>>(0);
+    /// Requests that may be in flight at once; nothing: any number.
+    [[nodiscard]] std::optional<uint64_t> in_flight_max() const;
+    RequestMetrics metrics;
+    uint64_t requests_ok = 0, requests_error = 0, requests_aborted = 0, prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
 
   private:
     void spawn(Slot& slot);
@@ -137,6 +163,9 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void tick();
     void event(std::string type, std::string content);
     [[nodiscard]] Slot* slot(ReplicaId id);
+    void advance_changes();
+    void end_change(ReplicaId id, Expected<ReplicaId> result);
+    bool change_ended(Slot& slot, const std::string& reason);
     /// Everything of it has ended; late news of links and processes means nothing any more.
     [[nodiscard]] bool over() const { return router_ == nullptr; }
 
@@ -145,7 +174,9 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     model::ModelInfo model_;
     uint32_t context_length_ = 0;
     DeploymentState state_ = DeploymentState::kCreating;
-    std::vector<Slot> slots_;
+    std::list<Slot> slots_;
+    std::set<ReplicaId> ring_;  ///< slots the router has, some of them empty
+    std::map<ReplicaId, std::function<void(Expected<ReplicaId>)>> changes_;
     std::unique_ptr<pd::Router> router_;
     std::unique_ptr<Counted> router_count_;
     std::unique_ptr<Coordinator> coordinator_;
@@ -157,7 +188,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     std::string error_;
     int64_t created_unix_ = 0;
     Done launch_done_;
-    std::function<void()> terminate_done_;
+    std::vector<std::function<void()>> gone_;
     bool ending_ = false;
     Error launch_error_;
     size_t probes_left_ = 0;

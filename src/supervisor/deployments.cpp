@@ -19,6 +19,7 @@ namespace baton::supervisor {
 namespace {
 
 constexpr uint32_t kModelLenMin = 16;
+constexpr size_t kFailedKept = 16;  ///< rows of failed launches
 constexpr const char* kRecurrentPd =
     "Xavier PD does not yet support hybrid/recurrent attention caches (for example Qwen3.5). Launch this model without "
     "PD/Xavier, or use a full-attention model such as Qwen3 for PD.";
@@ -31,9 +32,16 @@ bool names_recurrent_architecture(const Error& e) {
     return model::is_recurrent_architecture(e.message.substr(name, e.message.find('\'', name) - name));
 }
 
+void write_state(const std::string& path, const std::string& text) {
+    const std::string temporary = path + ".new";
+    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const bool written = fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
+    if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) log::error("state.write_failed", {{"path", path}});
+}
+
 }  // namespace
 
-Deployments::Deployments(Services services) : services_(std::move(services)) {
+Deployments::Deployments(Services services) : services_(std::move(services)), disk_(boost::asio::make_strand(services_.background)) {
     // Epochs of a later supervisor are higher than those of an earlier one, without a file that must be kept.
     last_epoch_ = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
 }
@@ -45,13 +53,20 @@ std::shared_ptr<Deployment> Deployments::find(const std::string& uid) const {
 }
 
 Expected<std::string> Deployments::choose_uid(const config::LaunchRequest& request) const {
+    // A model that is still ending has its uid: its processes report under it.
+    const auto is_free = [&](const std::string& uid) {
+        const auto it = all_.find(uid);
+        return it == all_.end() || it->second->state() == DeploymentState::kError;
+    };
     if (!request.model_uid.empty()) {
         BATON_TRY(config::check_model_uid(request.model_uid));
-        if (find(request.model_uid)) return fail(ErrorCode::kInvalidArgument, "Model is already in the model list, uid: " + request.model_uid, "model_uid");
+        if (!is_free(request.model_uid)) return fail(ErrorCode::kInvalidArgument, "Model is already in the model list, uid: " + request.model_uid, "model_uid");
         return request.model_uid;
     }
-    if (!find(request.model_name) && config::check_model_uid(request.model_name)) return request.model_name;
-    return request.model_name + "-" + random_hex(4);
+    if (is_free(request.model_name) && config::check_model_uid(request.model_name)) return request.model_name;
+    const std::string uid = request.model_name + "-" + random_hex(4);
+    BATON_TRY(config::check_model_uid(uid));
+    return uid;
 }
 
 /// Sizes that no host could serve, told before anything is started.
@@ -69,20 +84,25 @@ Expected<void> Deployments::check_sizes(const config::LaunchRequest& request) co
 /// The workers with what the deployments here have placed on their GPUs.
 std::vector<config::WorkerView> Deployments::worker_views() const {
     std::vector<config::WorkerView> views = services_.workers.views();
+    const auto count = [&](const config::ReplicaPlacement& p) {
+        for (config::WorkerView& w : views)
+            if (w.address == p.worker_ip)
+                for (const int64_t g : p.gpu_idx) ++w.on_gpu[g];
+    };
+    for (config::WorkerView& w : views) w.share_gpus = services_.settings.share_gpus;
     for (const auto& [uid, d] : all_) {
         if (d->state() == DeploymentState::kError || d->state() == DeploymentState::kTerminated) continue;
-        for (const Slot& s : d->slots())
-            for (config::WorkerView& w : views)
-                if (w.address == s.placement.worker_ip)
-                    for (const int64_t g : s.placement.gpu_idx) ++w.on_gpu[g];
+        for (const Slot& s : d->slots()) count(s.placement);
     }
+    for (const auto& placements : placing_)
+        for (const config::ReplicaPlacement& p : placements) count(p);
     return views;
 }
 
 void Deployments::launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done) {
     if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
     std::vector<std::string> warnings;
-    auto resolved = config::resolve_launch(std::move(request), worker_views(), services_.settings.local_worker && services_.settings.link_address.empty(), warnings);
+    auto resolved = config::resolve_launch(std::move(request), worker_views(), one_host(), warnings);
     if (!resolved) return done(fail(resolved.error()));
     for (const std::string& w : warnings) log::warn("launch.placement", {{"warning", w}});
     if (resolved->model_path.empty())
@@ -96,10 +116,12 @@ void Deployments::launch(config::LaunchRequest request, std::function<void(const
     if (auto uid = choose_uid(*resolved); !uid) return done(fail(uid.error()));
     if (auto ok = check_sizes(*resolved); !ok) return done(fail(ok.error()));
     resolved->model_path = *path;
-    // Reading a model's headers and tokenizer takes a while: not on this thread.
-    boost::asio::post(services_.background, [this, request = std::move(*resolved), accepted = std::move(accepted), done = std::move(done)]() mutable {
+    // Reading a model's headers and tokenizer takes a while: not on this thread. Its GPUs are spoken for meanwhile.
+    const auto placing = placing_.insert(placing_.end(), resolved->placements);
+    boost::asio::post(services_.background, [this, placing, request = std::move(*resolved), accepted = std::move(accepted), done = std::move(done)]() mutable {
         auto info = model::inspect_model(request.model_path);
-        boost::asio::post(services_.io, [this, request = std::move(request), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
+        boost::asio::post(services_.io, [this, placing, request = std::move(request), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
+            placing_.erase(placing);
             if (!info) {
                 Error e = info.error();
                 if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
@@ -128,6 +150,10 @@ void Deployments::launch_inspected(config::LaunchRequest request, model::ModelIn
     deployment->launch([this, deployment, uid = *uid, done = std::move(done)](Expected<void> result) {
         if (!result) {
             services_.models.remove(uid);
+            const auto it = all_.find(uid);
+            // What somebody cancelled leaves nothing; what failed leaves its row, and why.
+            if (result.error().code == ErrorCode::kCancelled && it != all_.end() && it->second == deployment) all_.erase(it);
+            forget_old_failures();
             return done(fail(result.error()));
         }
         auto served = std::make_shared<ServedModel>();
@@ -146,9 +172,22 @@ void Deployments::launch_inspected(config::LaunchRequest request, model::ModelIn
         served->fingerprint = openai::system_fingerprint(to_hex(served->info.identity), served->info.quantization);
         services_.models.put(std::move(served));
         recorded_[uid] = deployment->request().raw_json;
-        save_state();
-        done(uid);
+        save_state([uid, done] { done(uid); });
     });
+}
+
+void Deployments::forget_old_failures() {
+    for (;;) {
+        size_t failed = 0;
+        auto oldest = all_.end();
+        for (auto it = all_.begin(); it != all_.end(); ++it) {
+            if (it->second->state() != DeploymentState::kError) continue;
+            ++failed;
+            if (oldest == all_.end() || it->second->created_unix() < oldest->second->created_unix()) oldest = it;
+        }
+        if (failed <= kFailedKept) return;
+        all_.erase(oldest);
+    }
 }
 
 void Deployments::terminate(const std::string& uid, std::function<void(Expected<void>)> done) {
@@ -158,26 +197,28 @@ void Deployments::terminate(const std::string& uid, std::function<void(Expected<
         if (it != all_.end() && it->second->state() == DeploymentState::kError) all_.erase(it);  // clears the row of a failed launch
         return done(fail(ErrorCode::kInvalidArgument, "Model not found in the model list, uid: " + uid, "model_uid"));
     }
-    if (deployment->state() != DeploymentState::kReady) {
-        deployment->cancel_launch();
-        return done({});
-    }
+    if (deployment->state() != DeploymentState::kReady)
+        return deployment->cancel_launch([done = std::move(done)] { done({}); });
     services_.models.remove(uid);
     recorded_.erase(uid);
-    save_state();
-    deployment->terminate([this, uid, deployment, done = std::move(done)] {
+    // Done when the processes are gone and no restart would bring the model back.
+    auto left = std::make_shared<int>(2);
+    const auto one = [left, done = std::move(done)] {
+        if (--*left == 0) done({});
+    };
+    save_state(one);
+    deployment->terminate([this, uid, deployment, one] {
         const auto it = all_.find(uid);
         if (it != all_.end() && it->second == deployment) all_.erase(it);
-        done({});
+        one();
     });
 }
 
-Expected<void> Deployments::cancel(const std::string& uid) {
+void Deployments::cancel(const std::string& uid, std::function<void(Expected<void>)> done) {
     const auto deployment = find(uid);
     if (!deployment || deployment->state() == DeploymentState::kReady)
-        return fail(ErrorCode::kInvalidArgument, deployment ? "Model " + uid + " is running, not launching" : "Model " + uid + " has not been launched yet", "model_uid");
-    deployment->cancel_launch();
-    return {};
+        return done(fail(ErrorCode::kInvalidArgument, deployment ? "Model " + uid + " is running, not launching" : "Model " + uid + " has not been launched yet", "model_uid"));
+    deployment->cancel_launch([done = std::move(done)] { done({}); });
 }
 
 void Deployments::shut_down(std::function<void()> done) {
@@ -200,15 +241,15 @@ void Deployments::shut_down(std::function<void()> done) {
 
 std::string Deployments::state_path() const { return services_.settings.state_dir + "/deployments.json"; }
 
-void Deployments::save_state() const {
+void Deployments::save_state(std::function<void()> then) {
     nlohmann::json state = {{"version", 1}, {"deployments", nlohmann::json::object()}};
     for (const auto& [uid, raw] : recorded_) state["deployments"][uid] = raw;
-    const std::string path = state_path();
-    const std::string temporary = path + ".new";
-    const std::string text = state.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    const bool written = fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
-    if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) log::error("state.write_failed", {{"path", path}});
+    std::string text = state.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    // One strand: a later state is never overwritten by an earlier one.
+    boost::asio::post(disk_, [this, path = state_path(), text = std::move(text), then = std::move(then)]() mutable {
+        write_state(path, text);
+        if (then) boost::asio::post(services_.io, std::move(then));
+    });
 }
 
 void Deployments::start_recorded() {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <boost/asio/strand.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,7 +36,12 @@ class Deployments {
     void launch(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done);
     /// kInvalidArgument `Model not found in the model list, uid: X`; `done` when all its processes are gone.
     void terminate(const std::string& uid, std::function<void(Expected<void>)> done);
-    [[nodiscard]] Expected<void> cancel(const std::string& uid);
+    /// kInvalidArgument where nothing of that uid is launching; else `done` when the launch's processes are gone.
+    void cancel(const std::string& uid, std::function<void(Expected<void>)> done);
+    /// `body` as config::parse_added_replica takes it. For a running deployment of hybrid replicas.
+    void add_replica(const std::string& uid, const std::string& body, std::function<void(Expected<ReplicaId>)> done);
+    /// `done` with how many replicas are left; the last one's end is the model's.
+    void remove_replica(const std::string& uid, ReplicaId id, std::function<void(Expected<size_t>)> done);
     /// Ends everything without touching the state file; `done` when the last process is gone.
     void shut_down(std::function<void()> done);
 
@@ -58,13 +65,19 @@ class Deployments {
     [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
+    [[nodiscard]] bool one_host() const { return services_.settings.local_worker && services_.settings.link_address.empty(); }
+    void forget_old_failures();
     [[nodiscard]] std::string state_path() const;
-    void save_state() const;
+    /// Writes what a restart launches again; `then` when it is on the disk, or could not be written. Never waits for the
+    /// disk itself: that may take seconds, in which workers and replicas must not think us dead.
+    void save_state(std::function<void()> then);
 
     Services services_;
     ObjectCounts counts_;
     std::map<std::string, std::shared_ptr<Deployment>> all_;
     std::map<std::string, std::string> recorded_;  ///< uid → launch body
+    std::list<std::vector<config::ReplicaPlacement>> placing_;  ///< of launches whose model is still being looked at
+    boost::asio::strand<boost::asio::thread_pool::executor_type> disk_;
     uint64_t last_epoch_ = 0;
     uint64_t last_sequence_ = 0;
     int startup_pending_ = 0;

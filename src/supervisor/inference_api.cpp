@@ -10,6 +10,8 @@
 #include "baton/base/log.hpp"
 #include "baton/openai/error.hpp"
 #include "baton/openai/json.hpp"
+#include "anthropic.hpp"
+#include "api_answers.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -17,12 +19,13 @@ namespace {
 constexpr int64_t kCommitStreamMs = 10'000;  ///< a stream that has no token yet begins after that long, so that pings flow
 constexpr size_t kBlockedMax = 10'000;
 
-}  // namespace
-
-void respond_error(http::Exchange& exchange, const openai::ApiError& error) {
-    exchange.respond(error.status, error.body(), error.headers());
+/// A slot of request_limits, held as long as the token lives.
+std::shared_ptr<void> take_slot(const std::shared_ptr<std::atomic<uint32_t>>& in_flight) {
+    in_flight->fetch_add(1);
+    return {nullptr, [in_flight](void*) { in_flight->fetch_sub(1); }};
 }
-void respond_error(http::Exchange& exchange, const Error& error) { respond_error(exchange, openai::to_api_error(error)); }
+
+}  // namespace
 
 /// One request on the control thread: its sequences, its answer, its end.
 struct InferenceApi::Session : std::enable_shared_from_this<Session> {
@@ -61,6 +64,7 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
         ids[choice] = {};
         if (done || choice_done[choice]) return;  // a choice that a stop string ended was aborted by us
         for (const ReplicaId r : end.served_by) replicas.insert(r.value - 1);
+        if (!end.served_by.empty()) last_replica = static_cast<int64_t>(end.served_by.back().value) - 1;
         if (end.finish == wire::Finish::kNone) return fail(end.error);
         const std::vector<wire::Token> last = std::move(held[choice]);
         held[choice].clear();
@@ -108,8 +112,12 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
         } else {
             respond_error(*exchange, shown);
         }
-        if (error.code == ErrorCode::kAborted) ++deployment->requests_aborted;
-        else ++deployment->requests_error;
+        if (error.code == ErrorCode::kAborted) {
+            ++deployment->requests_aborted;
+        } else {
+            ++deployment->requests_error;
+            ++deployment->metrics[last_replica].errors;
+        }
         close(to_string(error.code));
     }
 
@@ -131,6 +139,7 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
             if (id) deployment->abort(id, outcome);
         const openai::Usage usage = builder.usage();
         const TimeMs now = steady_now();
+        count(usage, now);
         std::string served;
         for (const uint64_t r : replicas) served += (served.empty() ? "" : ",") + std::to_string(r);
         log::info("request.done", {{"req", key.second},
@@ -142,8 +151,23 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
                                    {"replicas", served},
                                    {"ttft_ms", first_token.ms == 0 ? -1 : first_token - started},
                                    {"ms", now - started}});
-        --deployment->in_flight;
         api.sessions_.erase(key);  // may end this object's last other reference; callers hold one
+    }
+
+    void count(const openai::Usage& usage, TimeMs now) {
+        const auto seconds = [&](TimeMs at) { return static_cast<double>(at - started) / 1000; };
+        ReplicaRequests& m = deployment->metrics[last_replica];
+        ++m.total[static_cast<size_t>(stream ? Streamed::kYes : Streamed::kNo)];
+        m.input_tokens += usage.prompt_tokens;
+        m.output_tokens += usage.completion_tokens;
+        if (first_token.ms != 0) (stream ? m.ttft_stream : m.ttft_plain).observe(seconds(first_token));
+        m.duration.observe(seconds(now));
+        deployment->cached_tokens += usage.cached_tokens;
+    }
+
+    /// Share of the tokens that may come at most.
+    [[nodiscard]] double progress() const {
+        return tokens_max == 0 ? 0.0 : std::min(1.0, static_cast<double>(builder.usage().completion_tokens) / static_cast<double>(tokens_max));
     }
 
     InferenceApi& api;
@@ -159,6 +183,8 @@ struct InferenceApi::Session : std::enable_shared_from_this<Session> {
     std::vector<std::vector<wire::Token>> held;  ///< by choice: a token that may be hidden
     std::vector<bool> choice_done;
     std::set<uint64_t> replicas;
+    int64_t last_replica = -1;  ///< that had a sequence of it when it ended
+    uint64_t tokens_max = 0;
     boost::asio::steady_timer commit_timer;
     bool began = false;
     bool done = false;
@@ -168,11 +194,55 @@ void InferenceApi::add_routes(http::Router& router) {
     const http::Router::Rule rule{http::Access::kInference, true};
     router.add("POST", "/v1/chat/completions", rule, [this](std::shared_ptr<http::Exchange> e, const http::Params&) { handle(std::move(e), true); });
     router.add("POST", "/v1/completions", rule, [this](std::shared_ptr<http::Exchange> e, const http::Params&) { handle(std::move(e), false); });
-    router.add("POST", "/v1/models/{uid}/requests/{request_id}/abort", {http::Access::kInference, false},
+    const auto not_here = [&](const char* pattern, const char* what) {
+        router.add("POST", pattern, rule, [this, what](std::shared_ptr<http::Exchange> e, const http::Params&) {
+            std::string body = e->take_body();
+            boost::asio::post(services_.text, [this, what, e = std::move(e), body = std::move(body)] { unsupported(e, body, what); });
+        });
+    };
+    not_here("/v1/embeddings", "embeddings");
+    not_here("/v1/rerank", "rerank");
+    for (const bool version_needed : {true, false}) {
+        router.add("POST", version_needed ? "/v1/messages" : "/anthropic/v1/messages", rule, [this, version_needed](std::shared_ptr<http::Exchange> e, const http::Params&) {
+            std::string body = e->take_body();
+            boost::asio::post(services_.text, [this, version_needed, e = std::move(e), body = std::move(body)]() mutable { messages(std::move(e), body, version_needed); });
+        });
+    }
+    router.add("GET", "/v1/requests/{request_id}/progress", {http::Access::kInference, false}, [this](std::shared_ptr<http::Exchange> e, const http::Params& p) {
+        boost::asio::post(services_.control, [this, e = std::move(e), id = p[0]] { progress_route(e, id); });
+    });
+    router.add("POST", "/v1/models/{uid...}/requests/{request_id}/abort", {http::Access::kInference, false},
                [this](std::shared_ptr<http::Exchange> e, const http::Params& p) {
                    std::string body = e->take_body();
                    boost::asio::post(services_.control, [this, e, uid = p[0], id = p[1], body = std::move(body)] { abort_route(e, uid, id, body); });
                });
+}
+
+/// A request of Anthropic's API runs as a chat request; an exchange in between translates the answer.
+void InferenceApi::messages(std::shared_ptr<http::Exchange> exchange, const std::string& body, bool version_needed) {
+    const auto refuse = [&](const std::string& message) { exchange->respond(400, messages_error_body(400, message)); };
+    if (version_needed && exchange->request().header("anthropic-version").empty()) return refuse("anthropic-version: header is required");
+    Expected<std::string> chat = chat_body_of_messages(body);
+    if (!chat) return refuse(chat.error().message);
+    auto translated = messages_exchange(std::move(exchange), {});
+    prepare(std::move(translated), std::move(*chat), true);
+}
+
+/// What other kinds of models do.
+void InferenceApi::unsupported(const std::shared_ptr<http::Exchange>& exchange, const std::string& body, const char* what) {
+    if (auto ok = openai::check_json_object(body); !ok) return respond_error(*exchange, ok.error());
+    const Json json = Json::parse(body, nullptr, false);
+    const auto uid = json.find("model");
+    if (uid == json.end() || !uid->is_string())
+        return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "model is missing", "model"});
+    if (!model_of(uid->get<std::string>(), *exchange)) return;
+    respond_error(*exchange, Error{ErrorCode::kUnsupported, "model " + openai::echo_input(uid->get<std::string>()) + " does not support " + what, "model"});
+}
+
+void InferenceApi::progress_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& request_id) {
+    for (const auto& [key, session] : sessions_)
+        if (key.second == request_id) return answer(*exchange, {{"progress", session->progress()}});
+    respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "Request not found: " + openai::echo_input(request_id), "request_id"});
 }
 
 void InferenceApi::handle(std::shared_ptr<http::Exchange> exchange, bool chat) {
@@ -304,15 +374,19 @@ void InferenceApi::run(Prepared prepared) {
         if (b->second > now) return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "The request has been aborted: " + openai::echo_input(prepared.request_id), "request_id"});
         blocked_.erase(b);
     }
-    const int64_t limit = deployment->request().request_limits;
-    if (limit >= 0 && deployment->in_flight >= static_cast<uint64_t>(limit) * deployment->slots().size())
+    if (const auto most = deployment->in_flight_max(); most && deployment->in_flight->load() >= *most) {
+        ReplicaRequests& m = deployment->metrics[-1];
+        ++m.total[static_cast<size_t>(Streamed::kUnknown)];
+        ++m.errors;
         return respond_error(*exchange, openai::rate_limited(key.first));
+    }
 
     std::vector<wire::Sequence> sequences = std::move(prepared.sequences);
     prepared.sequences.resize(sequences.size());
     const auto session = std::make_shared<Session>(*this, std::move(prepared), deployment);
     sessions_[key] = session;
-    ++deployment->in_flight;
+    exchange->hold(take_slot(deployment->in_flight));
+    for (const wire::Sequence& s : sequences) session->tokens_max += s.sampling.max_tokens;
     for (uint32_t c = 0; c < sequences.size() && !session->done; ++c) {
         if (sequences[c].sampling.max_tokens == 0) {
             session->apply(c, session->builder.push(c, {}, wire::Finish::kLength));

@@ -52,6 +52,7 @@ class InferenceApi {
         TimeMs started;
     };
     void handle(std::shared_ptr<http::Exchange> exchange, bool chat);
+    void messages(std::shared_ptr<http::Exchange> exchange, const std::string& body, bool version_needed);
     void prepare(std::shared_ptr<http::Exchange> exchange, std::string body, bool chat);
     [[nodiscard]] Expected<std::shared_ptr<const ServedModel>> model_of(const std::string& uid, http::Exchange& exchange);
     [[nodiscard]] openai::ParseOptions parse_options(const http::Exchange& exchange) const;
@@ -59,6 +60,8 @@ class InferenceApi {
     void prepare_completion(Prepared prepared, std::string_view body);
     void finish_prepare(Prepared prepared, const openai::GenerationOptions& options, std::vector<std::vector<TokenId>> prompts);
     void run(Prepared prepared);
+    void progress_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& request_id);
+    void unsupported(const std::shared_ptr<http::Exchange>& exchange, const std::string& body, const char* what);
     void abort_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& uid, const std::string& request_id, std::string body);
 
     Services services_;
@@ -66,9 +69,5 @@ class InferenceApi {
     std::map<std::pair<std::string, std::string>, TimeMs> blocked_;                     ///< aborted ids, until when
     bool draining_ = false;
 };
-
-/// Answers with an error, both shapes.
-void respond_error(http::Exchange& exchange, const openai::ApiError& error);
-void respond_error(http::Exchange& exchange, const Error& error);
 
 }  // namespace baton::supervisor

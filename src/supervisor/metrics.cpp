@@ -1,55 +1,10 @@
 #include "metrics.hpp"
 
-#include <map>
-#include <vector>
-
 #include "baton/base/log.hpp"
+#include "exposition.hpp"
 
 namespace baton::supervisor {
 namespace {
-
-/// Collects samples by metric name, so that each family is printed once with its type.
-class Exposition {
-  public:
-    using Labels = std::vector<std::pair<std::string, std::string>>;
-    void add(const char* name, const char* type, const char* help, const Labels& labels, double value) {
-        Family& f = families_[name];
-        f.type = type;
-        f.help = help;
-        std::string line = name;
-        if (!labels.empty()) {
-            line += '{';
-            for (size_t i = 0; i < labels.size(); ++i) {
-                if (i != 0) line += ',';
-                line += labels[i].first + "=\"" + escape(labels[i].second) + '"';
-            }
-            line += '}';
-        }
-        char number[40];
-        std::snprintf(number, sizeof number, " %.17g\n", value);
-        f.lines += line + number;
-    }
-    [[nodiscard]] std::string text() const {
-        std::string out;
-        for (const auto& [name, f] : families_) out += "# HELP " + name + " " + f.help + "\n# TYPE " + name + " " + f.type + "\n" + f.lines;
-        return out;
-    }
-
-  private:
-    struct Family {
-        std::string type, help, lines;
-    };
-    static std::string escape(const std::string& s) {
-        std::string out;
-        for (const char c : s) {
-            if (c == '\\' || c == '"') out += '\\';
-            if (c == '\n') out += "\\n";
-            else out += c;
-        }
-        return out;
-    }
-    std::map<std::string, Family> families_;
-};
 
 void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     const std::string replica = std::to_string(s.id.value - 1);
@@ -75,6 +30,7 @@ void add_deployment(Exposition& x, const Deployment& d) {
     x.add("baton_requests_total", "counter", "Requests by how they ended.", with("outcome", "aborted"), static_cast<double>(d.requests_aborted));
     x.add("baton_prompt_tokens_total", "counter", "Prompt tokens of answered requests.", uid, static_cast<double>(d.prompt_tokens));
     x.add("baton_completion_tokens_total", "counter", "Output tokens of answered requests.", uid, static_cast<double>(d.completion_tokens));
+    x.add("baton_cached_tokens_total", "counter", "Prompt tokens that were found computed already.", uid, static_cast<double>(d.cached_tokens));
     x.add("baton_requests_running", "gauge", "Sequences that have their first token.", uid, r.running);
     x.add("baton_requests_waiting", "gauge", "Accepted sequences without a token yet.", uid, r.waiting);
     for (const auto& [mover, n] : r.handoffs_by_mover) x.add("baton_handoffs_total", "counter", "Hand-offs completed.", with("mover", mover), static_cast<double>(n));
@@ -97,8 +53,9 @@ void add_deployment(Exposition& x, const Deployment& d) {
 
 }  // namespace
 
-std::string render_metrics(const Deployments& deployments, const Workers& workers, int64_t uptime_s) {
+std::string render_metrics(const Deployments& deployments, const Workers& workers, const Auth* auth, int64_t uptime_s) {
     Exposition x;
+    add_xinference_metrics(x, deployments, workers, auth, uptime_s);
     x.add("baton_build_info", "gauge", "1; the version in its label.", {{"version", BATON_VERSION}}, 1);
     x.add("baton_uptime_seconds", "gauge", "Seconds since the supervisor started.", {}, static_cast<double>(uptime_s));
     x.add("baton_workers", "gauge", "Registered workers.", {}, static_cast<double>(workers.all().size()));

@@ -2,12 +2,18 @@
 
 #include <string>
 
+#include "auth.hpp"
 #include "deployments.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
 
-/// The text of /metrics (Prometheus exposition format 0.0.4). Control thread.
-[[nodiscard]] std::string render_metrics(const Deployments& deployments, const Workers& workers, int64_t uptime_s);
+class Exposition;
+
+/// The text of /metrics (Prometheus exposition format 0.0.4): baton's own families, then those by Xinference's names. `auth`
+/// may be null. Control thread.
+[[nodiscard]] std::string render_metrics(const Deployments& deployments, const Workers& workers, const Auth* auth, int64_t uptime_s);
+/// The second part: what dashboards made for Xinference read.
+void add_xinference_metrics(Exposition& x, const Deployments& deployments, const Workers& workers, const Auth* auth, int64_t uptime_s);
 
 }  // namespace baton::supervisor

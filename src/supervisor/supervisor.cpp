@@ -25,6 +25,8 @@
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/http/server.hpp"
+#include "auth.hpp"
+#include "cluster_api.hpp"
 #include "control_api.hpp"
 #include "deployments.hpp"
 #include "inference_api.hpp"
@@ -95,22 +97,31 @@ class Supervisor {
                                                           [this](std::shared_ptr<net::Connection> link) { on_link(std::move(link)); }));
         deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, [this](std::string reason) { fatal(std::move(reason)); }});
         inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
-        control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_, workers_, [this] { return server_->address(); },
+        if (!settings_.auth_file.empty()) {
+            BATON_TRY_ASSIGN(auth_, Auth::load(settings_.auth_file));
+            signals_.add(SIGHUP);
+        }
+        control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_});
+        cluster_ = std::make_unique<ClusterApi>(ClusterApi::Services{io_, background_, settings_, *deployments_, workers_, auth_.get(), [this] { return server_->address(); },
                                                                      [this] { return draining_; },
-                                                                     [this] { return render_metrics(*deployments_, workers_, std::time(nullptr) - started_unix_); },
+                                                                     [this] { return render_metrics(*deployments_, workers_, auth_.get(), std::time(nullptr) - started_unix_); },
                                                                      [this] { boost::asio::post(io_, [this] { begin_stop(); }); }});
         inference_->add_routes(routes_);
         control_->add_routes(routes_);
+        cluster_->add_routes(routes_);
         http::ServerOptions options;
         options.host = settings_.host;
         options.port = settings_.port;
         options.threads = settings_.http_threads;
         options.admin_keys = settings_.api_keys;
+        options.inference_keys = settings_.inference_api_keys;
+        if (auth_) options.authenticate = [auth = auth_.get()](std::string_view key) { return auth->permissions_of(key); };
         options.cors_origins = settings_.cors_origins;
-        options.open_paths = {"/health", "/ready", "/v1/cluster/auth", "/status", "/v1/address"};
+        options.open_paths = {"/health", "/ready", "/status", "/token", "/token/refresh", "/v1/address", "/v1/cluster/auth", "/v1/cluster/ui_config",
+                              "/v1/models/families", "/v1/models/prompts", "/v1/models/vllm-supported"};
         BATON_TRY_ASSIGN(server_, http::Server::start(std::move(options), [this](std::shared_ptr<http::Exchange> e) { routes_(std::move(e)); }));
         log::info("supervisor.listening", {{"address", server_->address()}, {"state_dir", settings_.state_dir}});
-        if (settings_.host != "127.0.0.1" && settings_.host != "localhost" && settings_.host != "::1" && settings_.api_keys.empty())
+        if (settings_.host != "127.0.0.1" && settings_.host != "localhost" && settings_.host != "::1" && settings_.api_keys.empty() && settings_.inference_api_keys.empty() && !auth_)
             log::warn("supervisor.open_to_the_network", {{"advice", "anyone who reaches this address can use it; set api_keys"}});
         if (settings_.local_worker) start_local_worker();
         return {};
@@ -187,6 +198,10 @@ class Supervisor {
         signals_.async_wait([this](boost::system::error_code ec, int signal) {
             if (ec) return;
             log::info("supervisor.signal", {{"signal", signal}});
+            if (signal == SIGHUP) {
+                if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+                return await_signal();
+            }
             if (draining_) drain_until_ = steady_now();  // a second signal ends it now
             else begin_stop();
             await_signal();
@@ -241,7 +256,9 @@ class Supervisor {
     std::unique_ptr<net::Listener> listener_;
     std::unique_ptr<Deployments> deployments_;
     std::unique_ptr<InferenceApi> inference_;
+    std::unique_ptr<Auth> auth_;
     std::unique_ptr<ControlApi> control_;
+    std::unique_ptr<ClusterApi> cluster_;
     http::Router routes_;
     std::unique_ptr<LocalWorker> local_worker_;
     std::unique_ptr<http::Server> server_;

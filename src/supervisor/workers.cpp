@@ -82,6 +82,8 @@ bool Workers::send(const std::string& address, const wire::Message& message) {
     return true;
 }
 
+GpuLoad gpu_load(const Workers::Worker&, const wire::Gpu&) { return {}; }
+
 void Workers::close_all() {
     for (auto& [address, w] : workers_) w.link->close();
 }

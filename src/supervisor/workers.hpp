@@ -53,4 +53,11 @@ class Workers {
     std::map<std::string, Worker> workers_;
 };
 
+/// What a GPU is doing now, as its worker last said.
+struct GpuLoad {
+    uint64_t memory_used = 0;
+    double utilization = 0;  ///< 0 to 1
+};
+[[nodiscard]] GpuLoad gpu_load(const Workers::Worker& worker, const wire::Gpu& gpu);
+
 }  // namespace baton::supervisor

@@ -60,7 +60,7 @@ def wait_for(condition, timeout, what, step=0.02):
 class Server:
     """One supervisor with its local worker."""
 
-    def __init__(self, state_dir=None, extra=(), command="serve", env=None, binary=None):
+    def __init__(self, state_dir=None, extra=(), command="serve", env=None, binary=None, headers=None):
         self._tmp = tempfile.TemporaryDirectory(prefix="baton-test-")
         self.state_dir = state_dir or self._tmp.name + "/state"
         self.log_path = Path(self._tmp.name) / "log"
@@ -71,7 +71,7 @@ class Server:
         try:
             self.port = int(wait_for(self._listens, 20, "the server listens"))
             self.url = f"http://127.0.0.1:{self.port}"
-            self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE)
+            self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE, headers=headers)
             if command == "serve":
                 wait_for(lambda: self.http.get("/v1/workers").json(), 20, "a worker registers")
         except BaseException:

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "baton/base/error.hpp"
+#include "baton/http/server.hpp"
+#include "baton/openai/error.hpp"
+
+/// How the handlers of the API answer. Any thread.
+namespace baton::supervisor {
+
+using Json = nlohmann::json;
+
+/// 200 with a JSON body.
+void answer(http::Exchange& exchange, const Json& json);
+/// Answers with an error, both shapes.
+void respond_error(http::Exchange& exchange, const openai::ApiError& error);
+void respond_error(http::Exchange& exchange, const Error& error);
+
+/// A query parameter of type bool, in every spelling that FastAPI takes; `otherwise` where it is absent. Nothing for
+/// another text, and then 422 was answered.
+[[nodiscard]] std::optional<bool> bool_query(http::Exchange& exchange, std::string_view name, bool otherwise);
+/// A number in the path. Nothing for another text, and then 422 was answered.
+[[nodiscard]] std::optional<int64_t> int_in_path(http::Exchange& exchange, std::string_view name, std::string_view text);
+
+}  // namespace baton::supervisor

@@ -1,0 +1,168 @@
+#include "supervisor/auth.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "baton/base/encoding.hpp"
+
+namespace baton::supervisor {
+namespace {
+
+using http::Access;
+using Json = nlohmann::json;
+
+constexpr const char* kSecret = "a secret of the test, long enough";
+
+class AuthTest : public ::testing::Test {
+  protected:
+    AuthTest() : path_(std::filesystem::temp_directory_path() / ("baton-auth-" + random_hex(8) + ".json")) {}
+    ~AuthTest() override { std::filesystem::remove(path_); }
+
+    void write(const Json& users, const char* secret = kSecret) {
+        std::ofstream(path_) << Json{{"auth_config", {{"algorithm", "HS256"}, {"secret_key", secret}, {"token_expire_in_minutes", 30}}}, {"user_config", users}};
+    }
+    static Json users() {
+        return Json::parse(R"([{"username":"ann","password":"pa","permissions":["admin"],"api_keys":["sk-ann"]},
+                               {"username":"bob","password":"pb","permissions":["models:list"],"api_keys":["sk-bob"]},
+                               {"username":"eve","password":"pe","permissions":["models:write","models:read"]}])");
+    }
+    std::unique_ptr<Auth> load() {
+        auto auth = Auth::load(path_.string());
+        EXPECT_TRUE(auth) << auth.error().message;
+        return auth ? std::move(*auth) : nullptr;
+    }
+    /// A token as anybody could make it who knows `secret`.
+    static std::string forged(const Json& header, const Json& claims, const std::string& secret) {
+        const std::string text = to_base64url(header.dump()) + "." + to_base64url(claims.dump());
+        const Digest mac = hmac_sha256(secret, std::as_bytes(std::span(text.data(), text.size())));
+        return text + "." + to_base64url({reinterpret_cast<const char*>(mac.data()), mac.size()});
+    }
+    static Json claims_of(const std::string& token) {
+        const size_t first = token.find('.'), second = token.rfind('.');
+        return Json::parse(*from_base64url(token.substr(first + 1, second - first - 1)));
+    }
+    const std::filesystem::path path_;
+};
+
+TEST_F(AuthTest, KeysListAndUseModelsWhateverTheirUserMayDo) {
+    write(users());
+    const auto auth = load();
+    const auto ann = auth->permissions_of("sk-ann");
+    ASSERT_TRUE(ann);
+    EXPECT_TRUE(ann->allow(Access::kList) && ann->allow(Access::kInference) && ann->limited_key);
+    EXPECT_FALSE(ann->allow(Access::kAdmin) || ann->allow(Access::kStart));
+    const auto bob = auth->permissions_of("sk-bob");
+    ASSERT_TRUE(bob);
+    EXPECT_TRUE(bob->allow(Access::kList));
+    EXPECT_FALSE(bob->allow(Access::kInference));
+    for (const char* none : {"", "sk-", "sk-ann ", "SK-ANN", "pa", "ann"}) EXPECT_FALSE(auth->permissions_of(none)) << none;
+    EXPECT_EQ(auth->key_requests(), 2u);
+}
+
+TEST_F(AuthTest, ALoginGivesATokenWithTheUsersRights) {
+    write(users());
+    const auto auth = load();
+    const auto tokens = auth->log_in("eve", "pe", "::1");
+    ASSERT_TRUE(tokens) << tokens.error().message;
+    const auto eve = auth->permissions_of(tokens->access);
+    ASSERT_TRUE(eve);
+    EXPECT_TRUE(eve->allow(Access::kStart) && eve->allow(Access::kStop) && eve->allow(Access::kInference));
+    EXPECT_FALSE(eve->allow(Access::kList) || eve->allow(Access::kAdmin) || eve->limited_key);
+    EXPECT_FALSE(auth->permissions_of(tokens->refresh)) << "a refresh token opens nothing by itself";
+    const auto again = auth->refresh(tokens->refresh);
+    ASSERT_TRUE(again);
+    EXPECT_TRUE(auth->permissions_of(again->access));
+    EXPECT_FALSE(auth->refresh(tokens->access));
+    const Json claims = claims_of(tokens->access);
+    EXPECT_NEAR(static_cast<double>(claims["exp"].get<int64_t>()), static_cast<double>(std::time(nullptr) + 1800), 5);
+}
+
+TEST_F(AuthTest, WrongPasswordsAndUnknownUsersGetOneAnswerAndThenNone) {
+    write(users());
+    const auto auth = load();
+    for (int i = 0; i < 5; ++i) {
+        for (const auto& [user, password] : {std::pair{"ann", "pb"}, std::pair{"nobody", "pa"}}) {
+            const auto r = auth->log_in(user, password, "10.0.0.9");
+            ASSERT_FALSE(r);
+            EXPECT_EQ(r.error().code, ErrorCode::kUnauthorized);
+            EXPECT_EQ(r.error().message, "Incorrect username or password");
+        }
+    }
+    const auto r = auth->log_in("ann", "pa", "10.0.0.9");
+    ASSERT_FALSE(r) << "even the right one, after ten wrong ones";
+    EXPECT_EQ(r.error().code, ErrorCode::kOverloaded);
+    EXPECT_TRUE(auth->log_in("ann", "pa", "10.0.0.8")) << "from elsewhere it is another matter";
+}
+
+TEST_F(AuthTest, ForgedTokensOpenNothing) {
+    write(users());
+    const auto auth = load();
+    const auto tokens = auth->log_in("ann", "pa", "::1");
+    ASSERT_TRUE(tokens);
+    const Json claims = claims_of(tokens->access);
+    const Json header = {{"alg", "HS256"}, {"typ", "JWT"}};
+    ASSERT_TRUE(auth->permissions_of(forged(header, claims, kSecret))) << "the test's own tokens are right";
+    const auto changed = [&](const char* key, const Json& value) {
+        Json out = claims;
+        out[key] = value;
+        return out;
+    };
+    const int64_t now = std::time(nullptr);
+    EXPECT_FALSE(auth->permissions_of(forged(header, claims, "another secret")));
+    EXPECT_FALSE(auth->permissions_of(forged({{"alg", "none"}}, claims, kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged({{"alg", "HS512"}}, claims, kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(Json::array(), claims, kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, Json::array(), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", now - 1), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", "never"), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", 1e18), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("sub", "nobody"), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("sub", 7), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("typ", "refresh"), kSecret)));
+    EXPECT_FALSE(auth->permissions_of(forged(header, changed("mark", ""), kSecret)));
+    const size_t dot = tokens->access.rfind('.');
+    for (const std::string& wrong : {tokens->access.substr(0, dot), tokens->access.substr(0, dot + 1), tokens->access + "A", "." + tokens->access,
+                                     std::string(".."), std::string("."), std::string(5000, 'a'), tokens->access.substr(dot)})
+        EXPECT_FALSE(auth->permissions_of(wrong)) << wrong;
+    for (size_t i = 0; i < tokens->access.size(); ++i) {
+        std::string flipped = tokens->access;
+        flipped[i] = flipped[i] == 'A' ? 'B' : 'A';
+        if (flipped != tokens->access) EXPECT_FALSE(auth->permissions_of(flipped)) << i;
+    }
+}
+
+TEST_F(AuthTest, AReloadTakesRightsAwayAndAFaultChangesNothing) {
+    write(users());
+    const auto auth = load();
+    const auto ann = auth->log_in("ann", "pa", "::1"), bob = auth->log_in("bob", "pb", "::1"), eve = auth->log_in("eve", "pe", "::1");
+    ASSERT_TRUE(ann && bob && eve);
+    Json next = users();
+    next[0]["password"] = "new";                                // ann
+    next[1]["permissions"] = Json::array({"models:read"});      // bob
+    next.erase(2);                                              // eve
+    write(next);
+    ASSERT_TRUE(auth->reload());
+    EXPECT_FALSE(auth->permissions_of(ann->access)) << "the password changed";
+    EXPECT_FALSE(auth->permissions_of(eve->access)) << "the user is gone";
+    const auto now = auth->permissions_of(bob->access);
+    ASSERT_TRUE(now);
+    EXPECT_TRUE(now->allow(Access::kInference));
+    EXPECT_FALSE(now->allow(Access::kList));
+    std::ofstream(path_) << "{";
+    EXPECT_FALSE(auth->reload());
+    EXPECT_TRUE(auth->permissions_of(bob->access));
+    std::filesystem::remove(path_);
+    EXPECT_FALSE(auth->reload());
+    EXPECT_TRUE(auth->permissions_of("sk-ann"));
+    write(next, "another secret of the test");
+    ASSERT_TRUE(auth->reload());
+    EXPECT_FALSE(auth->permissions_of(bob->access)) << "signed with the old secret";
+}
+
+}  // namespace
+}  // namespace baton::supervisor
