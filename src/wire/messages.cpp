@@ -20,7 +20,9 @@ constexpr std::array kNames{"heartbeat",     "hello",          "refused",       
                             "replica_exited", "worker_stats",  "store_open",    "store_ready",    "store_allot",
                             "store_slots",   "store_publish",  "store_lease",   "store_unlease",
                             "weights_open",  "weights_grant",  "weights_filled",
-                            "channel_pair",  "channel_extent", "channel_go",    "channel_sent"};
+                            "channel_pair",  "channel_extent", "channel_go",    "channel_sent",
+                            "pull_model",    "cancel_pull",    "pull_progress", "pull_done",      "list_cached",
+                            "cached_list"};
 static_assert(kNames.size() == std::variant_size_v<Message>);
 
 template <size_t I>

@@ -361,12 +361,65 @@ struct ReplicaExited {
     std::string last_output;  ///< tail of its stderr
     BATON_FIELDS(model_uid, target, status, last_output)
 };
+struct GpuUse {
+    uint32_t index = 0;
+    uint64_t memory_used = 0;
+    double utilization = 0;  ///< 0…1
+    BATON_FIELDS(index, memory_used, utilization)
+};
 struct WorkerStats {
     double cpu_utilization = 0;
     uint64_t memory_used = 0, memory_total = 0;
     uint32_t snapshots_free = 0, snapshots_filling = 0, snapshots_complete = 0, snapshots_leased = 0;
+    std::vector<GpuUse> gpus{};
     BATON_FIELDS(cpu_utilization, memory_used, memory_total, snapshots_free, snapshots_filling, snapshots_complete,
-                 snapshots_leased)
+                 snapshots_leased, gpus)
+};
+
+/// S → W: bring a model of a hub into this host's cache (baton/hub/hub.hpp). W answers PullProgress while it does, PullDone
+/// once.
+struct PullModel {
+    uint64_t pull = 0;
+    std::string hub, repo, revision, format, quantization, gguf_file;
+    BATON_FIELDS(pull, hub, repo, revision, format, quantization, gguf_file)
+};
+struct CancelPull {
+    uint64_t pull = 0;
+    BATON_FIELDS(pull)
+};
+struct PulledFile {
+    std::string name;
+    uint64_t bytes_done = 0, bytes_total = 0;
+    bool done = false;
+    BATON_FIELDS(name, bytes_done, bytes_total, done)
+};
+struct PullProgress {
+    uint64_t pull = 0;
+    uint64_t bytes_done = 0, bytes_total = 0;
+    std::vector<PulledFile> files;
+    BATON_FIELDS(pull, bytes_done, bytes_total, files)
+};
+struct PullDone {
+    uint64_t pull = 0;
+    uint8_t code = 0;  ///< ErrorCode; kOk: `path` is what model_path takes
+    std::string path, commit, error, param;
+    BATON_FIELDS(pull, code, path, commit, error, param)
+};
+/// S → W: what is in this host's cache?
+struct ListCached {
+    uint64_t ask = 0;
+    BATON_FIELDS(ask)
+};
+struct CachedSnapshot {
+    std::string hub, repo, commit, path;
+    std::vector<std::string> files;
+    uint64_t bytes = 0;
+    BATON_FIELDS(hub, repo, commit, path, files, bytes)
+};
+struct CachedList {
+    uint64_t ask = 0;
+    std::vector<CachedSnapshot> snapshots;
+    BATON_FIELDS(ask, snapshots)
 };
 
 // ---- replica ↔ worker: the host's snapshot store -------------------------------------------------------------------
@@ -483,7 +536,7 @@ using Message =
                  Busy, Commit, Release, Withdraw, PullRequest, ExtentHeader, WorkerReady, SpawnReplica, SpawnResult,
                  StopReplica, ReplicaExited, WorkerStats, StoreOpen, StoreReady, StoreAllot, StoreSlots, StorePublish,
                  StoreLease, StoreUnlease, WeightsOpen, WeightsGrant, WeightsFilled, ChannelPair, ChannelExtent,
-                 ChannelGo, ChannelSent>;
+                 ChannelGo, ChannelSent, PullModel, CancelPull, PullProgress, PullDone, ListCached, CachedList>;
 
 /// Frame header: "BTN1", u16 type, u16 zero, u32 body length (little-endian).
 inline constexpr size_t kFrameHeaderBytes = 12;

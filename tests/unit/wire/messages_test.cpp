@@ -37,7 +37,14 @@ std::vector<Message> samples() {
             ChannelPair{3, PairStep::kFailed, {1, 2}, "timeout"},
             ChannelExtent{3, 9, 7, 1, 2, 3, 4, 1u << 24},
             ChannelGo{3, 9},
-            ChannelSent{3, 9}};
+            ChannelSent{3, 9},
+            WorkerStats{0.5, 1, 2, 3, 4, 5, 6, {{0, 1u << 30, 0.25}}},
+            PullModel{5, "huggingface", "o/n", "main", "ggufv2", "q4_0", "n-q4_0.gguf"},
+            CancelPull{5},
+            PullProgress{5, 3, 9, {{"config.json", 3, 3, true}, {"m.gguf", 0, 6, false}}},
+            PullDone{5, 2, "", "", "gone", "model_name"},
+            ListCached{7},
+            CachedList{7, {{"huggingface", "o/n", "c", "/c/s", {"config.json"}, 3}}}};
 }
 
 Expected<Message> decode(std::span<const std::byte> bytes) {
@@ -90,6 +97,22 @@ TEST(Messages, GoldenBytesOfTheChannelMessages) {
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 44, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
     EXPECT_EQ(bytes_of(ChannelSent{3, 9}),
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 45, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(Messages, GoldenBytesOfAPull) {
+    EXPECT_EQ(bytes_of(CancelPull{5}), (std::vector<uint8_t>{'B', 'T', 'N', '1', 47, 0, 0, 0, 8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0}));
+    EXPECT_EQ(bytes_of(PullProgress{1, 2, 3, {{"f", 2, 3, true}}}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 48, 0, 0, 0, 50, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
+                                    1, 0, 0, 0, 1, 0, 0, 0, 'f', 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1}));
+    EXPECT_EQ(bytes_of(PullDone{1, 2, "p", "", "e", ""}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 49, 0, 0, 0, 27, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 'p', 0, 0, 0, 0, 1, 0, 0, 0, 'e', 0, 0, 0, 0}));
+}
+
+TEST(Messages, GoldenBytesOfAGpusUse) {
+    const auto bytes = bytes_of(WorkerStats{0, 0, 0, 0, 0, 0, 0, {{1, 2, 0}}});
+    const std::vector<uint8_t> tail{1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    ASSERT_EQ(bytes.size(), kFrameHeaderBytes + 40 + tail.size());
+    EXPECT_TRUE(std::equal(tail.begin(), tail.end(), bytes.end() - static_cast<std::ptrdiff_t>(tail.size())));
 }
 
 TEST(Messages, EveryTruncationIsAnErrorOrDefaultsWholeTrailingFields) {
