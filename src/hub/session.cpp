@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "baton/base/digest.hpp"
+#include "baton/base/encoding.hpp"
 #include "names.hpp"
 
 namespace baton::hub {
@@ -23,7 +24,7 @@ tl::unexpected<Failure> lost(Error error) {
 bool is_redirect(int status) { return status == 301 || status == 302 || status == 303 || status == 307 || status == 308; }
 
 std::string basic_authorization(const Url& proxy) {
-    return proxy.user_info.empty() ? "" : "Proxy-Authorization: Basic " + base64(proxy.user_info) + "\r\n";
+    return proxy.user_info.empty() ? "" : "Proxy-Authorization: Basic " + to_base64({reinterpret_cast<const uint8_t*>(proxy.user_info.data()), proxy.user_info.size()}) + "\r\n";
 }
 
 }  // namespace

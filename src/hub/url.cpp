@@ -113,18 +113,6 @@ std::string percent_decode(std::string_view text) {
     return out;
 }
 
-std::string base64(std::string_view bytes) {
-    static constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    std::string out;
-    for (size_t i = 0; i < bytes.size(); i += 3) {
-        uint32_t group = 0;
-        const size_t n = std::min<size_t>(3, bytes.size() - i);
-        for (size_t k = 0; k < 3; ++k) group = group << 8 | (k < n ? static_cast<unsigned char>(bytes[i + k]) : 0u);
-        for (size_t k = 0; k < 4; ++k) out += k <= n ? kDigits[group >> (18 - 6 * k) & 63] : '=';
-    }
-    return out;
-}
-
 bool bypasses_proxy(std::string_view no_proxy, const Url& url) {
     while (!no_proxy.empty()) {
         const size_t comma = std::min(no_proxy.find_first_of(", "), no_proxy.size());

@@ -33,7 +33,6 @@ struct Url {
 [[nodiscard]] std::string percent_encode(std::string_view text, bool query = false);
 /// The reverse; what is no valid escape stays.
 [[nodiscard]] std::string percent_decode(std::string_view text);
-[[nodiscard]] std::string base64(std::string_view bytes);
 /// Whether NO_PROXY names this host: *, names and their subdomains (with or without a leading dot), host:port.
 [[nodiscard]] bool bypasses_proxy(std::string_view no_proxy, const Url& url);
 
