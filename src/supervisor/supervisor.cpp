@@ -199,7 +199,9 @@ class Supervisor {
             if (ec) return;
             log::info("supervisor.signal", {{"signal", signal}});
             if (signal == SIGHUP) {
-                if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+                boost::asio::post(background_, [this] {
+                    if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+                });
                 return await_signal();
             }
             if (draining_) drain_until_ = steady_now();  // a second signal ends it now

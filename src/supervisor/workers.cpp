@@ -82,7 +82,11 @@ bool Workers::send(const std::string& address, const wire::Message& message) {
     return true;
 }
 
-GpuLoad gpu_load(const Workers::Worker&, const wire::Gpu&) { return {}; }
+GpuLoad gpu_load(const Workers::Worker& worker, const wire::Gpu& gpu) {
+    for (const wire::GpuUse& use : worker.stats.gpus)
+        if (use.index == gpu.index) return {use.memory_used, use.utilization};
+    return {};
+}
 
 void Workers::close_all() {
     for (auto& [address, w] : workers_) w.link->close();

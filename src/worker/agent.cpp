@@ -87,6 +87,7 @@ Expected<void> Agent::start() {
     BATON_TRY(store_->listen());
     // Before the first link: a slow driver would make it look dead.
     gpus_ = options_.list_gpus ? options_.list_gpus() : list_gpus();
+    gpu_meter_ = std::make_unique<GpuMeter>(gpus_.gpus);
     lost_at_ = steady_now();
     connect();
     return {};
@@ -335,7 +336,7 @@ void Agent::send_stats() {
     const Memory memory = read_memory();
     const auto counts = store_->counts();
     link_->send(wire::WorkerStats{cpu_.sample(), memory.used, memory.total, counts.free, counts.filling, counts.complete,
-                                  counts.leased});
+                                  counts.leased, gpu_meter_->latest()});
     stats_timer_.expires_after(milliseconds(options_.stats_ms));
     stats_timer_.async_wait([this, alive = alive_](const boost::system::error_code& cancelled) {
         if (!cancelled && *alive) send_stats();

@@ -16,6 +16,7 @@
 #include "baton/net/connection.hpp"
 #include "worker/child.hpp"
 #include "worker/gpu_list.hpp"
+#include "worker/gpu_meter.hpp"
 #include "worker/host_facts.hpp"
 #include "worker/snapshot_store.hpp"
 
@@ -85,6 +86,7 @@ class Agent {
     std::string address_;
     std::string host_id_;
     GpuList gpus_;  // as they were when the worker started
+    std::unique_ptr<GpuMeter> gpu_meter_;
     UniqueFd port_holder_;  // bound, never listening: keeps the address ours on this host
     std::unique_ptr<SnapshotStore> store_;
     std::shared_ptr<net::Connection> link_;
