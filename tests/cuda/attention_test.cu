@@ -36,6 +36,8 @@ class DecodeAttentionTest : public CudaTest {
         if (memory)
             memory->fill(0);
     }
+    /// With grid 0 the one that decode_splits chooses.
+    void check_fused(const Shape& s, const std::vector<uint32_t>& lengths, bool normed, uint32_t grid, uint32_t seed);
     std::unique_ptr<DeviceArray<unsigned char>> memory;
     [[nodiscard]] uint32_t chosen_grid(const Contexts& c) const {
         uint32_t longest = 0;
@@ -580,41 +582,85 @@ TEST_F(DecodeAttentionTest, RefusesShapesWithoutKernel) {
     EXPECT_EQ(cuda::decode_attention({}, a), cudaSuccess);
 }
 
+/// Norm, rotation and append inside of the kernel: exactly the new rows are written, and the result is that of the queries which the
+/// separate kernel makes, up to a rounding.
+void DecodeAttentionTest::check_fused(const Shape& s, const std::vector<uint32_t>& lengths, bool normed, uint32_t grid, uint32_t seed) {
+    SCOPED_TRACE(text(s) + " seed " + std::to_string(seed) + " sequences " + std::to_string(lengths.size()) + " first " +
+                 std::to_string(lengths[0]) + " grid " + std::to_string(grid));
+    std::mt19937 rng(seed);
+    Contexts c(s, lengths, rng);
+    std::vector<uint32_t> at;
+    std::vector<int32_t> slots;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        at.push_back(lengths[i] == 0 ? 0 : lengths[i] - 1);
+        slots.push_back(lengths[i] == 0 ? -1 : c.slot(i, at[i]));
+        if (lengths[i] != 0)
+            c.poison_row(i, at[i]);
+    }
+    const NewRows r(s, at, *std::max_element(lengths.begin(), lengths.end()) + 1, normed, rng);
+    const NewRowsOnDevice d(r, slots);
+    const DeviceArray<uint16_t> pool(c.pool);
+    const DeviceArray<uint16_t> q(lengths.size() * s.heads * s.head_dim);
+    const cuda::RopeAppend fused = d.args(c, pool.data(), nullptr);
+    Decoder decoder(c, grid == 0 ? chosen_grid(c) : grid, *memory);
+    const DecodeCall got = decoder.run(pool.data(), nullptr, &fused, seed % 2 == 0);
+    ASSERT_EQ(got.error, cudaSuccess);
+    check_appended(c, pool.get(), r, slots);
+    if (HasFatalFailure())
+        return;
+    ASSERT_EQ(cuda::rope_append({nullptr, true}, d.args(c, pool.data(), q.data())), cudaSuccess);
+    BATON_CUDA(cudaDeviceSynchronize());
+    const Deviation all = compare(s.elem, attend_all(c, q.get()), got.out);
+    ASSERT_TRUE(all.within(s.elem)) << all.relative() << ", worst " << all.worst << " of " << all.largest << " finite " << all.finite;
+}
+
 TEST_F(DecodeAttentionTest, FusedAppendsExactlyTheNewRowsAndMatchesFloat64) {
     uint32_t seed = 1500;
     for (const Shape& s : shapes())
         for (const auto& lengths : batches(s.block_tokens))
             for (const bool normed : {false, true}) {
-                SCOPED_TRACE(text(s) + " seed " + std::to_string(++seed) + " first " + std::to_string(lengths[0]));
-                std::mt19937 rng(seed);
-                Contexts c(s, lengths, rng);
-                std::vector<uint32_t> at;
-                std::vector<int32_t> slots;
-                for (size_t i = 0; i < lengths.size(); ++i) {
-                    at.push_back(lengths[i] == 0 ? 0 : lengths[i] - 1);
-                    slots.push_back(lengths[i] == 0 ? -1 : c.slot(i, at[i]));
-                    if (lengths[i] != 0)
-                        c.poison_row(i, at[i]);
-                }
-                const NewRows r(s, at, 4100, normed, rng);
-                const NewRowsOnDevice d(r, slots);
-                const DeviceArray<uint16_t> pool(c.pool);
-                const DeviceArray<uint16_t> q(lengths.size() * s.heads * s.head_dim);
-                const cuda::RopeAppend fused = d.args(c, pool.data(), nullptr);
-                Decoder decoder(c, chosen_grid(c), *memory);
-                const DecodeCall got = decoder.run(pool.data(), nullptr, &fused, seed % 2 == 0);
-                ASSERT_EQ(got.error, cudaSuccess);
-                check_appended(c, pool.get(), r, slots);
+                check_fused(s, lengths, normed, 0, ++seed);
                 if (HasFatalFailure())
                     return;
-                // The queries that the separate kernel makes are those that the fused one used, up to a rounding.
-                ASSERT_EQ(cuda::rope_append({nullptr, true}, d.args(c, pool.data(), q.data())), cudaSuccess);
-                BATON_CUDA(cudaDeviceSynchronize());
-                std::vector<uint16_t> q_bits = q.get();
-                const Deviation all = compare(s.elem, attend_all(c, q_bits), got.out);
-                ASSERT_TRUE(all.within(s.elem)) << all.relative() << ", worst " << all.worst << " of " << all.largest << " finite "
-                                                << all.finite;
             }
+}
+
+/// Batches of any lengths: few or many sequences, short and long ones and padding among each other.
+TEST_F(DecodeAttentionTest, UnevenLengthsMatchFloat64) {
+    const std::vector<Shape> all = shapes();
+    for (uint32_t seed = 1; seed <= (reduced() ? 3u : 40u); ++seed) {
+        std::mt19937 rng(seed * 7919);
+        const Shape& s = all[rng() % all.size()];
+        constexpr uint32_t kCounts[] = {1, 2, 3, 5, 9, 16, 17, 24, 33, 64, 130};
+        const uint32_t count = kCounts[rng() % (reduced() ? 7 : std::size(kCounts))];
+        const double most = reduced() ? 200 : count > 33 ? 700 : 2000;
+        std::vector<uint32_t> lengths(count);
+        for (uint32_t& n : lengths)
+            n = rng() % 12 == 0 ? 0 : static_cast<uint32_t>(std::exp(std::log(most) * (rng() % 10000) / 1e4));
+        if (rng() % 2 == 0)
+            lengths[rng() % count] = (reduced() ? 900 : 6000) + rng() % 3000;
+        if (*std::max_element(lengths.begin(), lengths.end()) == 0)
+            lengths[0] = 1;
+        const uint32_t grids[] = {static_cast<uint32_t>(multiprocessors), 0, 1 + static_cast<uint32_t>(rng() % 400)};
+        for (const uint32_t grid : grids) {
+            check_fused(s, lengths, seed % 3 != 0, grid, seed + grid);
+            if (HasFatalFailure())
+                return;
+        }
+        const Contexts c(s, lengths, rng);
+        const DeviceArray<uint16_t> pool(c.pool);
+        const auto q = random_bits(s.elem, lengths.size() * s.heads * s.head_dim, 4.0f, rng);
+        const DeviceArray<uint16_t> dq(q);
+        const std::vector<double> want = attend_all(c, q);
+        for (const uint32_t grid : grids) {
+            SCOPED_TRACE(text(s) + " seed " + std::to_string(seed) + " sequences " + std::to_string(count) + " grid " + std::to_string(grid));
+            Decoder decoder(c, grid == 0 ? chosen_grid(c) : grid, *memory);
+            const DecodeCall got = decoder.run(pool.data(), dq.data(), nullptr, false);
+            ASSERT_EQ(got.error, cudaSuccess);
+            const Deviation deviation = compare(s.elem, want, got.out);
+            ASSERT_TRUE(deviation.within(s.elem)) << deviation.relative() << ", worst " << deviation.worst << " of " << deviation.largest;
+        }
+    }
 }
 
 TEST_F(DecodeAttentionTest, AgreesWithPrefill) {

@@ -138,9 +138,8 @@ struct Decode {
         }
     }
 
-    /// Starts the copy of the warp's slice into a stage. Rows that are not in memory become zero. With ONCE they are the first that
-    /// L2 gives up.
-    template <bool ONCE>
+    /// Starts the copy of the warp's slice into a stage. Rows that are not in memory become zero. What was read is the first that
+    /// L2 gives up: its place is needed for what the layers' kernels share, their instructions among it.
     __device__ __forceinline__ void fetch(const int (&ids)[kLookups], const DecodeWalk& w, int stage) const {
         constexpr int kPieces = D / 8;
         constexpr int kStep = 32 / kPieces;
@@ -148,12 +147,7 @@ struct Decode {
         const int row0 = lane / kPieces;
         const int readable = w.length - (fused ? 1 : 0);
         const uint32_t to = ring + static_cast<uint32_t>(stage * Shape::kStageBytes);
-        const auto copy = [&](uint32_t place, const T* from, bool there) {
-            if constexpr (ONCE)
-                dev::copy16_of_stream(place, from, there, dev::read_once_policy());
-            else
-                dev::copy16_of_line(place, from, there);
-        };
+        const auto copy = [&](uint32_t place, const T* from, bool there) { dev::copy16_of_stream(place, from, there, dev::read_once_policy()); };
 #pragma unroll
         for (int j = 0; j < kLookups; ++j) {
             const int first = w.tile * Shape::kTile + warp * Shape::kSlice + 16 * j;
@@ -564,7 +558,7 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams
     }
     auto fetch_next = [&](int i) {
         if (i < count) {
-            work.template fetch<false>(ids, ahead, i % STAGES);
+            work.fetch(ids, ahead, i % STAGES);
             step<Shape::kTile>(ahead, lengths, p.sequences, p.kv_heads);
             if (i + 1 < count)
                 work.look_up(ids, ahead);

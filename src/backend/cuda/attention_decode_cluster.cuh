@@ -129,7 +129,7 @@ struct ClusterDecode {
     /// Starts the copy of this block's i-th tile, if there is one.
     __device__ __forceinline__ void fetch_next(int i) {
         if (ahead.tile < ahead.tiles) {
-            work.template fetch<true>(ids, ahead, i % STAGES);
+            work.fetch(ids, ahead, i % STAGES);
             ahead.tile += work.p.cluster;
             if (ahead.tile < ahead.tiles)
                 work.look_up(ids, ahead);

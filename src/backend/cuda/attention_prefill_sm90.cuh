@@ -431,8 +431,8 @@ __global__ void __launch_bounds__(128 + GROUPS * 128, 1) prefill_kernel_90(const
 #endif
 }
 
-/// Describes one layer's K or V pages to the copy engine: boxes of 64 elements of all tokens of a head's page.
-cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const KvView& kv);
+/// Describes one layer's K or V pages to the copy engine: boxes of 64 elements of so many tokens of a head's page.
+cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const KvView& kv, uint32_t box_tokens);
 
 template <Elem E, int D, int GROUPS>
 cudaError_t launch_prefill_90(const Launch& launch, const PrefillAttention& a, int multiprocessors) {
@@ -440,9 +440,9 @@ cudaError_t launch_prefill_90(const Launch& launch, const PrefillAttention& a, i
     PrefillParams90<E> p{};
     p.base = prefill_params<E>(a);
     p.tiles = static_cast<int>(prefill_grid(a, Shape::kRows));
-    cudaError_t error = describe_pages(p.k, E, a.base.kv.k, a.base.kv);
+    cudaError_t error = describe_pages(p.k, E, a.base.kv.k, a.base.kv, a.base.kv.block_tokens);
     if (error == cudaSuccess)
-        error = describe_pages(p.v, E, a.base.kv.v, a.base.kv);
+        error = describe_pages(p.v, E, a.base.kv.v, a.base.kv, a.base.kv.block_tokens);
     if (error != cudaSuccess)
         return error;
     const int grid = p.tiles < multiprocessors ? p.tiles : multiprocessors;
