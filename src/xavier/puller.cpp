@@ -315,8 +315,9 @@ int64_t Puller::poll_us() {
     if (own_.device() == nullptr && faults_.pace_us == 0) return sleep;
     const int64_t now_us = steady_now_us();
     for (const auto& [id, p] : pulls_) {
-        if (!settled(*p) && now_us - p->queued_us < kSpinUs) return 0;
-        if (!settled(*p) || p->end || p->source->device_peer != 0 || faults_.pace_us > 0) sleep = kPollUs;
+        const bool idle = settled(*p);
+        if (idle ? p->end && p->on_channel == 0 && p->arrivals.empty() : now_us - p->queued_us < kSpinUs) return 0;  // it can be concluded, or soon
+        if (!idle || p->end || p->source->device_peer != 0 || faults_.pace_us > 0) sleep = kPollUs;
     }
     return sleep;
 }

@@ -230,9 +230,11 @@ std::vector<uint32_t> blocks_of(uint64_t id, uint32_t of, uint32_t n) {
     return some_blocks(rng, of, n);
 }
 
-kv::PoolLayout child_layout(bool kv_first) {  // 32 KiB pages as Qwen3-0.6B with 16 tokens, 1.75 MiB a block; 504 MiB
-    return gpu_layout(kv_first ? PoolOrder::kKvFirst : PoolOrder::kBlockFirst, 288, 28, 16, 8, 128);
+kv::PoolLayout child_layout(bool kv_first) {  // 32 KiB pages as Qwen3-0.6B with 16 tokens, 1.75 MiB a block; 1,064 MiB
+    return gpu_layout(kv_first ? PoolOrder::kKvFirst : PoolOrder::kBlockFirst, 608, 28, 16, 8, 128);
 }
+constexpr uint32_t kGibTokens = 9600;  ///< 600 blocks, 1.1 GB: a transfer to be killed in
+constexpr int kKills = 10;             ///< inside a transfer, at least
 
 /// A process that holds a pool on a GPU and is told what to compute into it.
 class Child {

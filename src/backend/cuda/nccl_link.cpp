@@ -1,10 +1,12 @@
 /// A channel between two pools over a two-rank NCCL communicator. Facts that shape it: a communicator never notices that its
 /// peer died, so whoever uses the link must; an abort takes half a second, after which the stream says success although
-/// nothing came, so success counts only before it; in non-blocking mode an idle stream says nothing until NCCL itself does.
+/// nothing came, so success counts only before it; in non-blocking mode an idle stream says nothing until NCCL itself does, and
+/// NCCL starts a thread for each call, which takes a tenth of a millisecond: so sends and receives are made into graphs once.
 #include "backend/cuda/nccl_link.hpp"
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -69,6 +71,7 @@ struct NcclRuntime::Channel {
     uint32_t ctas = kLinkCtas;
     cudaEvent_t events[DeviceLink::kBuffersMax] = {};
     std::byte* staging = nullptr;
+    std::vector<cudaGraphExec_t> moves;  ///< of each buffer, of each size of move_bytes(); empty: NCCL is called each time
 
     std::atomic<DeviceLink::State> state{DeviceLink::State::kPairing};
     std::mutex mutex;  ///< guards `reason`
@@ -89,7 +92,21 @@ namespace {
 using Channel = NcclRuntime::Channel;
 using State = DeviceLink::State;
 
-constexpr auto kPairLook = std::chrono::microseconds(200);
+constexpr auto kPairLook = std::chrono::microseconds(100);
+constexpr size_t kMib = 1u << 20;
+
+/// Sizes of what is sent, the same on both sides: a whole number of MiB, at most an eighth more than asked for.
+size_t move_bytes(size_t bytes) {
+    const size_t mib = std::max<size_t>((bytes + kMib - 1) / kMib, 1);
+    const size_t step = std::max<size_t>(std::bit_floor(mib) / 8, 1);
+    return (mib + step - 1) / step * step * kMib;
+}
+/// How many of these sizes there are up to `bytes`, which is one of them.
+size_t sizes_up_to(size_t bytes) {
+    size_t n = 0;
+    for (size_t size = kMib; size <= bytes; size = move_bytes(size + 1)) ++n;
+    return n;
+}
 
 struct Deadline {
     std::chrono::steady_clock::time_point at;
@@ -118,6 +135,46 @@ std::string cuda_text(cudaError_t e) {
     return std::string("cuda: ") + cudaGetErrorString(e);
 }
 
+ncclResult_t move(Channel& c, uint32_t buffer, size_t bytes) {
+    std::byte* at = c.staging + buffer * c.buffer_bytes;
+    return c.sender ? c.api->send(at, bytes, ncclChar, 1, c.comm, c.stream) : c.api->receive(at, bytes, ncclChar, 0, c.comm, c.stream);
+}
+
+/// Whether a part of it runs on the host, as between hosts.
+bool needs_host(cudaGraph_t graph) {
+    size_t n = 0;
+    if (cudaGraphGetNodes(graph, nullptr, &n) != cudaSuccess) return true;
+    std::vector<cudaGraphNode_t> nodes(n);
+    if (cudaGraphGetNodes(graph, nodes.data(), &n) != cudaSuccess) return true;
+    return std::any_of(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+        cudaGraphNodeType type{};
+        return cudaGraphNodeGetType(node, &type) != cudaSuccess || type == cudaGraphNodeTypeHost;
+    });
+}
+
+/// Makes a graph of every send, or receive, that can be asked for; "" or why not. None where they need the host.
+std::string capture_moves(Channel& c, const Deadline& deadline) {
+    for (uint32_t buffer = 0; buffer < c.buffers; ++buffer)
+        for (size_t bytes = kMib; bytes <= c.buffer_bytes; bytes = move_bytes(bytes + 1)) {
+            if (const cudaError_t e = cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeRelaxed); e != cudaSuccess) return cuda_text(e);
+            std::string why = settle(c, move(c, buffer, bytes), deadline);
+            cudaGraph_t graph = nullptr;
+            const cudaError_t ended = cudaStreamEndCapture(c.stream, &graph);
+            if (why.empty() && ended != cudaSuccess) why = cuda_text(ended);
+            const bool host = why.empty() && needs_host(graph);
+            if (why.empty() && !host) {
+                cudaGraphExec_t made = nullptr;
+                const cudaError_t e = cudaGraphInstantiate(&made, graph, 0);
+                if (e == cudaSuccess) c.moves.push_back(made);
+                else why = cuda_text(e);
+            }
+            if (graph != nullptr) (void)cudaGraphDestroy(graph);
+            if (!why.empty() || host) return why;
+            (void)cudaGraphUpload(c.moves.back(), c.stream);
+        }
+    return "";
+}
+
 /// Memory, communicator, and one byte across, which is what connects the two; "" or why not.
 std::string pair(Channel& c) {
     if (const cudaError_t e = cudaSetDevice(c.device); e != cudaSuccess) return cuda_text(e);
@@ -134,9 +191,7 @@ std::string pair(Channel& c) {
     const ncclResult_t made = c.api->comm_init(&c.comm, 2, c.id, c.sender ? 0 : 1, &config);
     if (c.comm == nullptr) return nccl_text(c, made);
     if (std::string why = settle(c, made, deadline); !why.empty()) return why;
-    const ncclResult_t moved = c.sender ? c.api->send(c.staging, 1, ncclChar, 1, c.comm, c.stream)
-                                        : c.api->receive(c.staging, 1, ncclChar, 0, c.comm, c.stream);
-    if (std::string why = settle(c, moved, deadline); !why.empty()) return why;
+    if (std::string why = settle(c, move(c, 0, 1), deadline); !why.empty()) return why;
     if (const cudaError_t e = cudaEventRecord(c.events[0], c.stream); e != cudaSuccess) return cuda_text(e);
     for (cudaError_t e = cudaErrorNotReady; e != cudaSuccess;) {
         e = cudaEventQuery(c.events[0]);
@@ -145,13 +200,20 @@ std::string pair(Channel& c) {
         if (e == cudaErrorNotReady && deadline.passed()) return "timeout: the peer did not pair";
         if (e == cudaErrorNotReady) std::this_thread::sleep_for(kPairLook);
     }
-    return "";
+    return capture_moves(c, deadline);
 }
 
 /// Ends what may be stuck, then frees what it used.
 void abort_job(Channel& c) {
     (void)cudaSetDevice(c.device);
+    // The communicator ends when its graphs are gone, and a graph that is stuck when the communicator aborts.
+    std::thread graphs([&c] {
+        (void)cudaSetDevice(c.device);
+        for (const cudaGraphExec_t g : c.moves) (void)cudaGraphExecDestroy(g);
+        (void)cudaGetLastError();
+    });
     if (c.comm != nullptr) (void)c.api->comm_abort(c.comm);
+    graphs.join();
     c.comm = nullptr;
     if (c.stream != nullptr) {
         (void)cudaStreamSynchronize(c.stream);
@@ -173,7 +235,7 @@ void pair_job(Channel& c) {
 
 }  // namespace
 
-/// The link's user end. NCCL calls go out one at a time: the next only when the communicator is at ease.
+/// The link's user end. Where there are no graphs NCCL's calls go out one at a time: the next only when the communicator is at ease.
 class NcclLink final : public DeviceLink {
   public:
     NcclLink(Background& background, CudaDevicePool& pool, std::shared_ptr<Channel> channel)
@@ -202,12 +264,10 @@ class NcclLink final : public DeviceLink {
     [[nodiscard]] Expected<bool> done(uint32_t buffer) override {
         BATON_TRY(advance());
         if (phases_[buffer] != Phase::kRecorded) return false;
+        (void)cudaSetDevice(c_->device);
         const cudaError_t e = cudaEventQuery(c_->events[buffer]);
         if (e == cudaErrorNotReady) return false;
-        if (e != cudaSuccess) {
-            give_up(cuda_text(e));
-            return broken();
-        }
+        if (e != cudaSuccess) return given_up(cuda_text(e));
         // Whoever aborts marks the link first: an event that was done while the mark was not there is true.
         BATON_TRY(usable());
         return true;
@@ -236,13 +296,34 @@ class NcclLink final : public DeviceLink {
     }
     Expected<void> queue(uint32_t buffer, size_t bytes, uint64_t after) {
         BATON_TRY(usable());
-        if (buffer >= c_->buffers || bytes > c_->buffer_bytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
+        const size_t size = move_bytes(bytes);
+        if (buffer >= c_->buffers || size > c_->buffer_bytes) return fail(ErrorCode::kInternal, "link of the KV pools: bad size");
         phases_[buffer] = Phase::kQueued;
-        waiting_.push_back({buffer, bytes, after});
+        if (!c_->moves.empty()) return launch({buffer, size, after});
+        waiting_.push_back({buffer, size, after});
         return advance();
+    }
+    Expected<void> launch(const Move& m) {
+        (void)cudaSetDevice(c_->device);
+        auto ordered = m.after == 0 ? Expected<void>{} : pool_.follow(c_->stream, m.after);
+        if (!ordered) return given_up(ordered.error().message);
+        const size_t sizes = c_->moves.size() / c_->buffers;
+        const cudaGraphExec_t graph = c_->moves[m.buffer * sizes + sizes_up_to(m.bytes) - 1];
+        if (const cudaError_t e = cudaGraphLaunch(graph, c_->stream); e != cudaSuccess) return given_up(cuda_text(e));
+        return record(m.buffer);
+    }
+    Expected<void> record(uint32_t buffer) {
+        if (const cudaError_t e = cudaEventRecord(c_->events[buffer], c_->stream); e != cudaSuccess) return given_up(cuda_text(e));
+        phases_[buffer] = Phase::kRecorded;
+        return {};
+    }
+    tl::unexpected<Error> given_up(std::string_view why) {
+        give_up(why);
+        return broken();
     }
     Expected<void> advance() {
         BATON_TRY(usable());
+        if (waiting_.empty()) return {};
         (void)cudaSetDevice(c_->device);
         while (!waiting_.empty()) {
             if (launched_) {
@@ -250,35 +331,21 @@ class NcclLink final : public DeviceLink {
                 const ncclResult_t q = c_->api->async_error(c_->comm, &state);
                 if (q == ncclSuccess && state == ncclInProgress) return {};
                 if (q != ncclSuccess || state != ncclSuccess) return lost(q != ncclSuccess ? q : state);
-                const uint32_t buffer = waiting_.front().buffer;
-                if (const cudaError_t e = cudaEventRecord(c_->events[buffer], c_->stream); e != cudaSuccess) {
-                    give_up(cuda_text(e));
-                    return broken();
-                }
-                phases_[buffer] = Phase::kRecorded;
+                BATON_TRY(record(waiting_.front().buffer));
                 waiting_.pop_front();
                 launched_ = false;
                 continue;
             }
             const Move& m = waiting_.front();
-            if (m.after != 0) {
-                if (const auto ordered = pool_.follow(c_->stream, m.after); !ordered) {
-                    give_up(ordered.error().message);
-                    return broken();
-                }
-            }
-            std::byte* at = c_->staging + m.buffer * c_->buffer_bytes;
-            const ncclResult_t r = c_->sender ? c_->api->send(at, m.bytes, ncclChar, 1, c_->comm, c_->stream)
-                                              : c_->api->receive(at, m.bytes, ncclChar, 0, c_->comm, c_->stream);
+            if (m.after != 0)
+                if (const auto ordered = pool_.follow(c_->stream, m.after); !ordered) return given_up(ordered.error().message);
+            const ncclResult_t r = move(*c_, m.buffer, m.bytes);
             if (r != ncclSuccess && r != ncclInProgress) return lost(r);
             launched_ = true;
         }
         return {};
     }
-    tl::unexpected<Error> lost(ncclResult_t r) {
-        give_up(nccl_text(*c_, r));
-        return broken();
-    }
+    tl::unexpected<Error> lost(ncclResult_t r) { return given_up(nccl_text(*c_, r)); }
 
     Background& background_;
     CudaDevicePool& pool_;
@@ -334,7 +401,7 @@ Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, st
     channel->device = pool.device();
     channel->sender = sender;
     if (options_.buffers != 0) channel->buffers = std::min(options_.buffers, DeviceLink::kBuffersMax);
-    if (options_.buffer_bytes != 0) channel->buffer_bytes = (options_.buffer_bytes + 15) / 16 * 16;
+    if (options_.buffer_bytes != 0) channel->buffer_bytes = move_bytes(options_.buffer_bytes);
     if (options_.ctas != 0) channel->ctas = options_.ctas;
     background_.run([channel] { pair_job(*channel); });
     return std::make_unique<NcclLink>(background_, pool, std::move(channel));
