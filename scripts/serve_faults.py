@@ -53,19 +53,34 @@ class KillTries:
         self.want_long = [self.ask(p, 12) for p in self.long]
         self.want_short = [self.ask(p, 12) for p in self.short]
         self.together()
-        full = gpu_memory()
+        full, pools = gpu_memory(), self.pools()
+        self.together()
         for role in ("prefill", "decode"):
             self.kills(role)
         back_up = wait_for(lambda: all(r["status"] == "READY" and r["pid"] for r in server.replicas(self.uid)), 60, 0.1)
         self.channels_ready(20)
         self.together()
-        same, now = memory_back(full, 256)
+        grown = self.pools() - pools
+        same, now = memory_back([sum(full)], 256 + grown, of=lambda: [sum(gpu_memory())])
         self.together()
-        self.report.check(back_up and same, f"kill, {self.mover}: all replicas are back: {bool(back_up)}, GPU memory {full} MiB before the kills, {now} after")
+        self.report.check(back_up and same, f"kill, {self.mover}: all replicas are back: {bool(back_up)}, GPU memory {sum(full)} MiB before the kills, {now[0]} after, "
+                          f"their pools grown by {grown:.0f}")
         server.terminate(self.uid)
         if self.ctx.alone:
             back, now = memory_back(before)
             self.report.check(back, f"kill, {self.mover}: terminated, GPU memory {before} MiB before, {now} after")
+
+    def pools(self):
+        """MiB of the KV pools of both movers' idle replicas. One that starts alone knows better what is left than those that start together,
+        and takes more."""
+        config = pathlib.Path(self.ctx.model) / "config.json"
+        if not config.exists():
+            return 0
+        c = json.loads(config.read_text())
+        head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        block = 64 * c["num_hidden_layers"] * 2 * c["num_key_value_heads"] * head * 2
+        wait_for(lambda: not any(v for n, labels, v in self.server.metrics() if n == "baton_kv_blocks" and labels["state"] in ("used", "offered")), 5, 0.1)
+        return sum(v for n, _, v in self.server.metrics() if n == "baton_kv_blocks") * block / (1 << 20)
 
     def together(self):
         """Waits for the other mover's tries, so that memory is read when all replicas are there."""

@@ -1,8 +1,10 @@
 """Checks of what a mixed load gets: prefill and decode against a hybrid replica, in deterministic and in fast mode; 2P2D; snapshots."""
 
 import concurrent.futures
+import itertools
 import os
 import random
+import re
 import signal
 import statistics
 import time
@@ -44,11 +46,14 @@ def mixed_requests(n, model, longest=2000, seed=7):
     return out
 
 
+RUNS = itertools.count(1)
+
+
 def run_all(server, asked, crowd=CROWD):
-    """Answers in order, and the seconds it took."""
-    begin = time.monotonic()
+    """Answers in order, and the seconds it took. Their request ids tell the run and the number."""
+    begin, run = time.monotonic(), next(RUNS)
     with concurrent.futures.ThreadPoolExecutor(crowd) as pool:
-        answers = list(pool.map(lambda body: server.ask(**body), asked))
+        answers = list(pool.map(lambda i: server.ask(**asked[i], request_id=f"mixed-{run}-{i}"), range(len(asked))))
     return answers, time.monotonic() - begin
 
 
@@ -65,15 +70,28 @@ def equal(ctx, name, asked, got, want, took):
     wrong = [i for i, (a, b) in enumerate(zip(got, want)) if not same_answer(a, b)]
     texts = sum(a.text == b.text or a.cut or b.cut for a, b in zip(got, want))
     cut = sum(a.cut for a in got)
-    note = ""
-    if wrong:
-        i = wrong[0]
-        note = f"; first wrong: request {i} of {len(asked[i]['prompt'])} ids, {ending(got[i])} instead of {ending(want[i])}"
-    ctx.report.check(not wrong, f"{name}: {len(got) - len(wrong)} of {len(got)} answers equal, {texts} in text ({cut} left early), {took:.1f} s{note}")
+    ctx.report.check(not wrong, f"{name}: {len(got) - len(wrong)} of {len(got)} answers equal, {texts} in text ({cut} left early), {took:.1f} s")
+    for i in wrong[:3]:
+        explain(ctx, i, asked[i], got[i], want[i])
 
 
-def ending(answer):
-    return repr((answer.error or answer.text[-60:], answer.finish, len(answer.tokens)))
+def explain(ctx, i, body, got, want):
+    """Where a wrong answer parts from the other, which of them it is when the same is asked alone, and what the log says of it."""
+    again = ctx.server.ask(**{**body, "stop_after": None})
+    alone = "the other's" if again.tokens == want.tokens and again.logprobs == want.logprobs else \
+        "this one" if again.tokens == got.tokens and again.logprobs == got.logprobs else "a third"
+    settings = {k: v for k, v in body.items() if k not in ("prompt", "logprobs")}
+    ctx.report.note(f"request {i} of {len(body['prompt'])} ids, {settings}: {got.error or ''} {got.finish}, {len(got.tokens)} tokens, parts in token "
+                    f"{first_other(got.tokens, want.tokens)}, in logprob {first_other(got.logprobs, want.logprobs)}; asked again alone: {alone}")
+    for a, b in list(zip(zip(got.tokens, got.logprobs), zip(want.tokens, want.logprobs)))[:4]:
+        ctx.report.note(f"    {a} for {b}")
+    for line in ctx.server.lines():
+        if re.search(rf' req="?mixed-\d+-{i}(-\d+)?["@# ]', line + " "):
+            ctx.report.note("    " + line[11:200])
+
+
+def first_other(a, b):
+    return next((k for k, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def near_ties(ctx, name, asked, got, want, took):

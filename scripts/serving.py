@@ -55,12 +55,12 @@ def gpu_memory():
         return []
 
 
-def memory_back(before, slack=64, seconds=3):
+def memory_back(before, slack=64, seconds=3, of=gpu_memory):
     """Whether every GPU has at most `slack` MiB more in use than before, and what is in use."""
     now = []
 
     def back():
-        now[:] = gpu_memory()
+        now[:] = of()
         return len(now) == len(before) and all(b - a <= slack for a, b in zip(before, now))
 
     return wait_for(back, seconds, 0.2), list(now)
