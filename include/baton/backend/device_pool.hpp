@@ -25,8 +25,8 @@ struct PageCopy {
 /// How pulls copy. 0: the default.
 struct CopyOptions {
     uint32_t ctas = 0;             ///< of a copy kernel
-    size_t engine_run_bytes = 0;   ///< from another GPU runs of at least that many bytes are left to the copy engine, which
-                                   ///< takes no multiprocessor from the steps; SIZE_MAX: none are
+    size_t engine_run_bytes = 0;   ///< from another GPU runs of at least that many bytes, and single ones, are left to the copy
+                                   ///< engine, which takes no multiprocessor from the steps; SIZE_MAX: none are
 };
 
 /// What a channel takes of each side's device.

@@ -229,7 +229,9 @@ Expected<uint64_t> CudaDevicePool::pull(uint32_t id, const PageCopy& copy) {
     from.base += copy.first_layer * from.layer_stride;
     BATON_TRY(check(cudaSetDevice(device_), "GPU of the KV pool"));
     const size_t run_bytes = copy.layers * 2 * layout_.page_bytes();
-    if (another && runs && run_bytes >= (options_.engine_run_bytes != 0 ? options_.engine_run_bytes : kEngineRunBytes))
+    const size_t engine_bytes = options_.engine_run_bytes != 0 ? options_.engine_run_bytes : kEngineRunBytes;
+    // One run alone is quicker that way however short it is.
+    if (another && runs && (run_bytes >= engine_bytes || (copy.from.size() == 1 && engine_bytes != SIZE_MAX)))
         return ticket(kPullLane, pull_runs(from, copy));
     const cudaError_t e = copy_pages(lanes_[kPullLane].stream, from, copy.from, pages(copy.first_layer), copy.to,
                                      shape(copy.layers, another));
