@@ -24,6 +24,7 @@ namespace {
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kNapUsMin = 50;  ///< between looks at the device from when its step may be done
 constexpr int64_t kNapUsMax = 1'000;
+constexpr int64_t kAheadUs = 300;  ///< before a step's end the next one is submitted in any case
 constexpr unsigned long kTimerSlackNs = 1'000;  ///< the kernel's default would double the nap
 
 bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
@@ -121,6 +122,7 @@ class EngineImpl final : public Engine {
     struct Step {
         pd::StepPlan plan;
         int64_t begin_us = 0;
+        [[nodiscard]] bool decodes() const { return plan.tokens.size() == plan.items.size(); }
     };
 
     void loop() {
@@ -176,8 +178,10 @@ class EngineImpl final : public Engine {
         changed_ = true;
     }
 
-    /// Keeps the device busy: plans and submits while it takes more.
+    /// Keeps the device busy: plans and submits while it takes more. Where a hand-off is about to bring a sequence, the step ahead
+    /// is submitted just in time for the device: the sequence would otherwise wait for the step that runs and for that one.
     void fill() {
+        if (submit_at() > steady_now_us()) return;
         changed_ = false;
         while (steps_.size() < executor_->depth()) {
             host_.lap(Part::kOther);
@@ -210,7 +214,8 @@ class EngineImpl final : public Engine {
         steps_.pop_front();
         const int64_t done_us = steady_now_us();
         const int64_t device_us = done_us - std::max(done_us_, step.begin_us);
-        if (step.plan.tokens.size() == step.plan.items.size()) decode_us_ = device_us;
+        if (step.decodes()) decode_us_ = device_us;
+        else row_us_ = static_cast<double>(device_us) / static_cast<double>(step.plan.tokens.size());
         done_us_ = done_us;
         if (checksums_) add_checksums(step.plan);
         const TimeMs now = steady_now();
@@ -299,16 +304,29 @@ class EngineImpl final : public Engine {
         if (auto* batch = std::get_if<wire::TokenBatch>(&sent->message)) core_.recycle(std::move(*batch));
     }
 
-    /// Until something was posted, the step is done, or a nap is over. The step's end is guessed: that it takes as long as the last
-    /// one without prompts. Before and after that moment the thread looks without a pause where it may (`spin_us`): one that slept
+    /// When the next step is to be submitted, or 0: at once. Without a thread that looks at the device it would be noticed too late.
+    [[nodiscard]] int64_t submit_at() const {
+        if (steps_.size() != 1 || options_.spin_us < kAheadUs || !core_.expects_sequence()) return 0;
+        return end_us() - kAheadUs;
+    }
+
+    /// When the oldest step is likely to end.
+    [[nodiscard]] int64_t end_us() const { return std::max(done_us_, steps_.front().begin_us) + expected_us(steps_.front()); }
+
+    /// What the device will take for a step, if it is like the last one of its kind.
+    [[nodiscard]] int64_t expected_us(const Step& step) const {
+        if (step.decodes()) return decode_us_;
+        return std::max(decode_us_, static_cast<int64_t>(row_us_ * static_cast<double>(step.plan.tokens.size())));
+    }
+
+    /// Until something was posted, the step is done, or a nap is over. When the step ends is guessed. Before and after that moment the thread looks without a pause where it may (`spin_us`): one that slept
     /// takes twice as long for what follows, since its core has forgotten it. Otherwise it naps, half of what is left and then the
     /// least; what is noticed a little late costs the device nothing: it has the next step.
     void wait_for_device() {
         host_.end();
-        const int64_t end_us = std::max(done_us_, steps_.front().begin_us) + decode_us_;
-        const int64_t left_us = end_us - steady_now_us();
+        const int64_t end = end_us(), left_us = end - steady_now_us();
         if (left_us > -options_.spin_us && left_us <= options_.spin_us) {
-            look(end_us + options_.spin_us);
+            look(changed_ ? submit_at() : end + options_.spin_us);
         } else {
             const int64_t nap_us = left_us > 0 ? std::max(left_us / 2, left_us - options_.spin_us) : 0;
             std::unique_lock lock(mutex_);
@@ -355,6 +373,7 @@ class EngineImpl final : public Engine {
     std::vector<pd::Sampled> sampled_;
     int64_t done_us_ = 0;      ///< when the last step was done
     int64_t decode_us_ = 0;    ///< what the device took for the last step without prompts
+    double row_us_ = 0;        ///< and for a row of the last one with some
     bool changed_ = true;      ///< a plan made now may hold what the last one did not
     bool broken_ = false;      ///< the device failed
     HostClock host_;

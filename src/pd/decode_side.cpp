@@ -68,7 +68,8 @@ void ReplicaCore::Impl::accept(TimeMs now, wire::ReplicaTarget from, const wire:
     ++pulling;
     leg.keys = m.keys;
     leg.blocks = std::move(have);
-    Takeover& t = leg.takeover.emplace();
+    leg.takeover = std::make_unique<Takeover>();
+    Takeover& t = *leg.takeover;
     t.source = from;
     t.offer = m.offer;
     t.tokens = m.tokens;

@@ -186,6 +186,9 @@ wire::ReplicaStats ReplicaCore::stats() const {
 Generation ReplicaCore::generation(BlockId block) const {
     return impl_->pool.generation(block);
 }
+bool ReplicaCore::expects_sequence() const {
+    return impl_->pulling > 0;
+}
 bool ReplicaCore::idle() const {
     return impl_->legs.empty() && impl_->asks.empty() && impl_->transfers.empty();
 }
@@ -219,7 +222,10 @@ void ReplicaCore::Impl::submit(TimeMs now, const wire::Sequence& sequence,
     if (recovering.size() + fresh.size() >= config.waiting_max)
         return refuse(ErrorCode::kOverloaded, "queue_full");
     Leg& leg = make_leg(now, sequence);
-    if (target) leg.handout.emplace().target = *target;
+    if (target) {
+        leg.handout = std::make_unique<Handout>();
+        leg.handout->target = *target;
+    }
     if (config.role == Role::kDecode) {
         to_supervisor(wire::Fallback{sequence.ref, "no_prefill"});
         actions.push_back(LogEvent{log::kKvFallback, sequence.request_id, "no_prefill", 0});

@@ -8,6 +8,17 @@
 
 namespace baton::pd {
 
+/// Asks for the memory of items that come soon: a step's sequences lie apart, and after a step nothing of them is in a cache.
+void ReplicaCore::Impl::fetch_for_done(const StepPlan& plan, size_t item,
+                                       const wire::TokenBatch& batch) const {
+    const size_t near = item + kFetchAhead, far = near + kFetchAhead;
+    if (far < plan.items.size())
+        if (const Leg* leg = legs.guess(plan.items[far].handle)) leg->fetch();
+    if (near < plan.items.size())
+        if (const Leg* leg = legs.guess(plan.items[near].handle)) leg->fetch_ids();
+    if (near < batch.items.size()) __builtin_prefetch(batch.items[near].tokens.data(), 1);
+}
+
 void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
                                   std::span<const Sampled> sampled) {
     ++steps;
@@ -18,6 +29,7 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
     wire::TokenBatch batch = std::exchange(spare, {});
     batch_used = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
+        fetch_for_done(plan, i, batch);
         Leg* leg = legs.find(plan.items[i].handle);
         if (!leg || leg->in_flight == 0) continue;
         --leg->in_flight;

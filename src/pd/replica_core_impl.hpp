@@ -68,12 +68,8 @@ inline constexpr uint32_t kNoState = UINT32_MAX;
 
 /// One attempt at one sequence on this replica.
 struct Leg {
+    // First what every step reads: few lines of memory.
     uint64_t handle = 0;
-    wire::Sequence sequence;
-    std::vector<TokenId> tokens;  ///< prompt, then emitted
-    std::vector<Digest> keys;     ///< of complete blocks, as far as needed yet
-    std::vector<BlockId> blocks;  ///< one reference each
-    TimeMs deadline;
     Stage stage = Stage::kWaiting;
     bool dying = false;      ///< over; its blocks come back when nothing touches them any more
     uint32_t in_flight = 0;  ///< plans that it is part of and that are not done
@@ -87,10 +83,30 @@ struct Leg {
     uint32_t published = 0;  ///< blocks given to the prefix cache
     uint32_t snapped = 0;    ///< blocks offered to the snapshot store
     uint32_t cached_tokens = 0;
+    std::unique_ptr<Handout> handout;
+    std::vector<TokenId> tokens;  ///< prompt, then emitted
+    std::vector<BlockId> blocks;  ///< one reference each
+    wire::Sequence sequence;
+    std::vector<Digest> keys;     ///< of complete blocks, as far as needed yet
+    TimeMs deadline;
     uint64_t lease_ask = 0;  ///< open StoreLease
     uint64_t copy = 0;       ///< open StoreCopy into `blocks`
-    std::optional<Handout> handout;
-    std::optional<Takeover> takeover;
+    std::unique_ptr<Takeover> takeover;
+
+    /// Asks for the memory that a step looks at, which the caches have mostly forgotten since the last one.
+    void fetch() const {
+        for (size_t at = 0; at < kFetched; at += 64) __builtin_prefetch(reinterpret_cast<const char*>(this) + at);
+    }
+    /// And, once that is there, for what it points to: where ids are added, what they are compared with.
+    void fetch_ids() const {
+        __builtin_prefetch(tokens.data() + tokens.size(), 1);
+        __builtin_prefetch(sequence.emitted.data() + sequence.emitted.size(), 1);
+        __builtin_prefetch(sequence.sampling.stop_ids.data());
+    }
+    void fetch_blocks() const {
+        if (!blocks.empty()) __builtin_prefetch(blocks.data() + blocks.size() - 1);
+    }
+    static constexpr size_t kFetched = 448;
 
     [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
     /// Positions whose KV is there once the plans under way are done.
@@ -124,6 +140,11 @@ class LegTable {
   public:
     Leg& add();
     [[nodiscard]] Leg* find(uint64_t handle) const;
+    /// The leg that may be there, for Leg::fetch; or null.
+    [[nodiscard]] const Leg* guess(uint64_t handle) const {
+        const uint64_t slot = handle & ((uint64_t{1} << kSlotBits) - 1);
+        return slot < slots_.size() ? slots_[slot].get() : nullptr;
+    }
     void erase(uint64_t handle);
     [[nodiscard]] bool empty() const { return free_.size() == slots_.size(); }
     /// Oldest first.
@@ -321,10 +342,12 @@ struct ReplicaCore::Impl {
     wire::TokenBatch spare;  ///< one that was sent, for its memory
     size_t batch_used = 0;   ///< items of this step's batch that are filled
     std::vector<const Sampled*> sampled_of_item;
+    void fetch_for_done(const StepPlan& plan, size_t item, const wire::TokenBatch& batch) const;
 
     uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;
 };
 
+inline constexpr size_t kFetchAhead = 6;  ///< legs, in loops over those of a step: memory is asked for so far ahead
 inline constexpr int64_t kOfferTimeoutMs = 2'000;
 inline constexpr int64_t kStoreAskTimeoutMs = 500;
 inline constexpr uint32_t kReserveTokens = 64;  ///< growth kept free for each running sequence

@@ -136,6 +136,8 @@ bool ReplicaCore::Impl::next_token_is_last(const Leg& leg) const {
 /// youngest: this plan must end here, so that it can be preempted when that step is done.
 bool ReplicaCore::Impl::plan_rows(StepPlan& plan) {
     for (size_t i = 0; i < running.size();) {
+        if (i + 2 * kFetchAhead < running.size()) running[i + 2 * kFetchAhead]->fetch();
+        if (i + kFetchAhead < running.size()) running[i + kFetchAhead]->fetch_blocks();
         Leg& leg = *running[i];
         if (may_step(leg) && leg.decoding() && !next_token_is_last(leg)) {
             const Growth growth = grow(leg);

@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
 constexpr int kCoresToSpin = 8;
-constexpr int64_t kSpinUs = 1'000;
+constexpr int64_t kSpinUs = 400;
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.

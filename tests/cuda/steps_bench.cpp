@@ -1,9 +1,10 @@
-// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | parts]...
+// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | stress | parts]...
 //   decode   steps of one row a sequence, one queued ahead: the loop's time and the host's, by what it is spent on, where the
 //            host waits in a loop ("spin") and where it sleeps meanwhile, as an engine does ("nap")
 //   mixed    decode rows and prompts in one step
 //   prefill  prompts alone
 //   loads    device memory and time of graphs
+//   stress   for BATON_BENCH_SECONDS (8): deterministic; sequences in random company must get the tokens that they get alone
 //   parts    the device's time of a decode step with all, a quarter and none of the layers
 #include <cuda_runtime.h>
 
@@ -11,7 +12,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -180,6 +184,174 @@ void bench_loads(CudaBackend& backend) {
                 static_cast<double>(before - free_bytes()) / (1 << 20), static_cast<double>(now.eager - times.eager) / made * 1e-6);
 }
 
+/// Many short sequences with all kinds of sampling, prompts and pending rows in one step, one step queued ahead, blocks and state
+/// rows given to others as soon as they are free: what a server does. Each must get the tokens and logprobs, bit for bit, that it
+/// gets alone.
+class Stress {
+  public:
+    explicit Stress(CudaBackend& backend) : backend_(backend), random_(std::random_device{}()) {
+        for (BlockId b = 0; b < std::min(backend.kv_layout().blocks, 2048u); ++b) free_blocks_.push_back(b);
+        for (uint32_t s = 0; s < kRunning; ++s) free_states_.push_back(s);
+        words_ = static_cast<uint64_t*>(std::aligned_alloc(4096, 4096));
+        if (auto shared = backend.share_words(std::as_writable_bytes(std::span(words_, 512))); !shared) stop(shared.error().message);
+        for (uint64_t kind = 0; kind < kKinds; ++kind) {
+            start(kind);
+            while (!running_.empty()) turn(false);
+        }
+        alone_ = std::move(got_);
+        got_.clear();
+    }
+    /// Number of answers, after the wrong ones were printed.
+    uint64_t run(double seconds) {
+        const auto begin = Clock::now();
+        uint64_t wrong = 0;
+        while (us_since(begin) < seconds * 1e6) {
+            while (running_.size() < kRunning && random_() % 4 != 0) start(random_() % kKinds);
+            turn(true);
+            wrong += compare();
+        }
+        while (!running_.empty()) turn(true);
+        wrong += compare();
+        std::printf("stress: %llu answers, %llu wrong\n", static_cast<unsigned long long>(answers_), static_cast<unsigned long long>(wrong));
+        return wrong;
+    }
+
+  private:
+    static constexpr uint32_t kRunning = 24;
+    static constexpr uint64_t kKinds = 160;
+    struct Sequence {
+        uint64_t kind = 0;
+        uint32_t state = 0, want = 0, planned = 0, in_flight = 0, pending = 0;
+        wire::Sequence wire;
+        std::vector<BlockId> blocks;
+        std::vector<wire::Token> got;
+        bool watched = false;
+    };
+    void start(uint64_t kind) {
+        auto s = std::make_unique<Sequence>();
+        std::mt19937_64 own(kind * 7919 + 1);
+        constexpr uint32_t kLengths[] = {1, 2, 2, 3, 15, 16, 17, 64, 65, 130, 300};
+        s->kind = kind;
+        const uint32_t length = kLengths[own() % std::size(kLengths)];
+        for (uint32_t i = 0; i < length; ++i) s->wire.prompt.push_back(static_cast<TokenId>(own() % 100'000));
+        s->wire.ref = {SequenceId{++ids_}, 1};
+        wire::Sampling& w = s->wire.sampling;
+        w.seed = kind;
+        w.top_logprobs = 2;
+        w.max_tokens = s->want = kind % 3 == 0 ? 1 : 2 + static_cast<uint32_t>(own() % 9);
+        w.temperature = 0.6f;
+        switch (kind % 6) {
+            case 0: w.temperature = 0; break;
+            case 1: w.min_p = 0.05f; break;
+            case 2: w.top_p = 0.9f; break;
+            case 3: w.top_k = 40; break;
+            case 4: w.frequency_penalty = 0.5f, w.repetition_penalty = 1.1f; break;
+            default: break;
+        }
+        s->watched = kind % 2 == 0;
+        const uint32_t bt = backend_.kv_layout().block_tokens, need = (length + s->want + bt - 1) / bt;
+        if (free_blocks_.size() < need || free_states_.empty()) return;
+        for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(take(free_blocks_));
+        s->state = take(free_states_);
+        running_.push_back(std::move(s));
+    }
+    template <class T>
+    T take(std::vector<T>& from) {
+        std::swap(from[random_() % from.size()], from.back());
+        const T t = from.back();
+        from.pop_back();
+        return t;
+    }
+    /// Submits a step, if there is one, and collects the oldest where two are under way or nothing was submitted.
+    void turn(bool company) {
+        std::vector<Slice> slices;
+        std::vector<TokenId> tokens;
+        std::vector<Sequence*> of;
+        uint32_t rows = 0;
+        for (auto& p : running_) {
+            Sequence& s = *p;
+            const auto length = static_cast<uint32_t>(s.wire.prompt.size());
+            if (s.in_flight > 1 || s.planned == s.want || (company && random_() % 8 == 0)) continue;
+            Slice& slice = slices.emplace_back();
+            slice.blocks = s.blocks;
+            slice.logits = true;
+            slice.sequence = &s.wire;
+            slice.state = s.state;
+            if (s.planned == 0) {
+                slice.tokens = length;
+                tokens.insert(tokens.end(), s.wire.prompt.begin(), s.wire.prompt.end());
+                if (s.watched) slice.progress = words_ + s.state, slice.progress_base = 1;
+            } else {
+                slice.tokens = 1;
+                slice.position = length + s.planned - 1;
+                slice.pending = s.pending;
+                tokens.push_back(s.pending != 0 ? 0 : s.got.back().id);
+            }
+            rows += slice.tokens;
+            ++s.planned, ++s.in_flight, s.pending = 1;
+            of.push_back(&s);
+            if (rows > 3'000) break;
+        }
+        if (!slices.empty()) {
+            if (auto done = backend_.submit({tokens, slices}); !done) stop(done.error().message);
+            flights_.push_back(std::move(of));
+        }
+        if (flights_.size() == 2 || (slices.empty() && !flights_.empty())) collect();
+    }
+    void collect() {
+        std::vector<wire::Token> out;
+        if (auto done = backend_.collect(out); !done) stop(done.error().message);
+        const std::vector<Sequence*> of = std::move(flights_.front());
+        flights_.erase(flights_.begin());
+        if (out.size() != of.size()) stop("tokens are missing");
+        for (size_t i = 0; i < of.size(); ++i) {
+            Sequence& s = *of[i];
+            s.got.push_back(out[i]);
+            s.wire.emitted.push_back(out[i].id);
+            if (--s.in_flight == 0) s.pending = 0;
+        }
+        std::erase_if(running_, [&](const std::unique_ptr<Sequence>& s) {
+            if (s->got.size() < s->want) return false;
+            free_blocks_.insert(free_blocks_.end(), s->blocks.begin(), s->blocks.end());
+            free_states_.push_back(s->state);
+            got_.emplace_back(s->kind, s->got);
+            return true;
+        });
+    }
+    uint64_t compare() {
+        uint64_t wrong = 0;
+        for (const auto& [kind, tokens] : got_) {
+            ++answers_;
+            const auto& alone = std::find_if(alone_.begin(), alone_.end(), [k = kind](const auto& a) { return a.first == k; })->second;
+            for (size_t i = 0; i < alone.size(); ++i) {
+                if (tokens[i].id == alone[i].id && tokens[i].logprob == alone[i].logprob && tokens[i].top == alone[i].top) continue;
+                if (++wrong < 6)
+                    std::printf("stress: kind %llu token %zu is %d (%a, best %a) instead of %d (%a, best %a)\n", static_cast<unsigned long long>(kind), i,
+                                tokens[i].id, static_cast<double>(tokens[i].logprob), static_cast<double>(tokens[i].top.front().second), alone[i].id,
+                                static_cast<double>(alone[i].logprob), static_cast<double>(alone[i].top.front().second));
+                break;
+            }
+        }
+        got_.clear();
+        return wrong;
+    }
+
+    CudaBackend& backend_;
+    std::mt19937_64 random_;
+    std::vector<std::unique_ptr<Sequence>> running_;
+    std::vector<std::vector<Sequence*>> flights_;
+    std::vector<BlockId> free_blocks_;
+    std::vector<uint32_t> free_states_;
+    std::vector<std::pair<uint64_t, std::vector<wire::Token>>> got_, alone_;
+    uint64_t* words_ = nullptr;
+    uint64_t ids_ = 0, answers_ = 0;
+};
+
+void bench_stress(CudaBackend& backend) {
+    const char* seconds = std::getenv("BATON_BENCH_SECONDS");
+    if (Stress(backend).run(seconds != nullptr ? std::atof(seconds) : 8) != 0) std::exit(1);
+}
+
 void bench_parts(CudaBackend& backend) {
     const uint32_t layers = backend.shape().layers;
     for (const uint32_t rows : {1u, 8u, 16u, 64u}) {
@@ -207,6 +379,8 @@ int run(int argc, char** argv) {
     options.max_batch_slices = 256;
     options.max_model_len = 8192;
     options.noise = true;
+    for (int i = 2; i < argc; ++i) options.deterministic = options.deterministic || std::strcmp(argv[i], "stress") == 0;
+    if (options.deterministic) options.memory_bytes = uint64_t{8} << 30;  // several of these share a GPU
     if (const char* cache = std::getenv("BATON_BENCH_CACHE")) options.cache_folder = cache;
     const auto start = Clock::now();
     auto made = CudaBackend::make(*plan, options);
@@ -219,6 +393,7 @@ int run(int argc, char** argv) {
         else if (std::strcmp(argv[i], "mixed") == 0) bench_mixed(backend);
         else if (std::strcmp(argv[i], "prefill") == 0) bench_prefill(backend);
         else if (std::strcmp(argv[i], "loads") == 0) bench_loads(backend);
+        else if (std::strcmp(argv[i], "stress") == 0) bench_stress(backend);
         else if (std::strcmp(argv[i], "parts") == 0) bench_parts(backend);
         else stop(std::string("unknown part ") + argv[i]);
     }

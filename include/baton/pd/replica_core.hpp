@@ -170,6 +170,8 @@ class ReplicaCore {
     /// A batch that was taken as an action and sent; its memory is used again.
     void recycle(wire::TokenBatch batch);
     [[nodiscard]] wire::ReplicaStats stats() const;
+    /// D: the KV of a sequence is on its way, so that a plan made a little later may hold one more.
+    [[nodiscard]] bool expects_sequence() const;
     [[nodiscard]] bool idle() const;  ///< no sequence, offer or pull is held
     /// Generation of a block of the own pool, for readers of the pool's memory.
     [[nodiscard]] Generation generation(BlockId block) const;
