@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
@@ -143,6 +144,7 @@ bool Puller::accept_channel(const wire::ReplicaTarget& peer, const wire::Channel
     ++p.on_channel;
     p.on_channel_bytes += m.bytes;
     took(p, e, now);
+    if (p.bytes >= bytes_of(p) - bytes_of(p) / 8) tell_near(p);
     if (p.cursor.done()) finish(p, true, "");
     return true;
 }
@@ -222,10 +224,7 @@ std::optional<Extent> Puller::look(Pull& p, TimeMs now, uint64_t coalesce_bytes,
     }
     Ready ready = ready_blocks(*progress, p.ask.tokens, own.block_tokens, own.layers);
     const bool chunk_done = progress->layers >= own.layers;
-    if (!p.near_told && progress->end >= p.ask.tokens && progress->layers >= own.layers - own.layers / 8) {
-        p.near_told = true;
-        if (callbacks_.pull_near) callbacks_.pull_near();
-    }
+    if (progress->end >= p.ask.tokens && progress->layers >= own.layers - own.layers / 8) tell_near(p);
     if (!p.offer_complete && chunk_done && progress->end >= p.ask.tokens) {
         p.offer_complete = true;
         p.last_progress = now;
@@ -236,6 +235,10 @@ std::optional<Extent> Puller::look(Pull& p, TimeMs now, uint64_t coalesce_bytes,
     const uint64_t pair = pair_bytes(own);
     if (!chunk_done && p.cursor.pending_pairs(ready) * pair < coalesce_bytes) return std::nullopt;
     return p.cursor.next(ready, std::max<uint64_t>(bytes_max / pair, 1));
+}
+
+void Puller::tell_near(Pull& p) {
+    if (!std::exchange(p.near_told, true) && callbacks_.pull_near) callbacks_.pull_near();
 }
 
 Puller::Step Puller::copy_some(Pull& p, TimeMs now) {

@@ -130,6 +130,8 @@ class Puller {
     Step step_one(Pull& pull, TimeMs now);
     /// What of the offer can be copied, counted in blocks to pull; none when too little (or the pull was ended).
     std::optional<Extent> look(Pull& pull, TimeMs now, uint64_t coalesce_bytes, uint64_t bytes_max);
+    /// All of it but an eighth is computed, or on its way.
+    void tell_near(Pull& pull);
     Step copy_some(Pull& pull, TimeMs now);
     Step queue_some(Pull& pull, TimeMs now);
     Step load_some(Pull& pull);
