@@ -1,6 +1,7 @@
 #include "baton/cli/cli.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 
 #include "cli/options.hpp"
@@ -26,6 +27,7 @@ void add_settings(CLI::App& app, Options& o) {
     add_setting(app, o, "--log-level", "log_level", "trace, debug, info, warn or error");
     add_setting(app, o, "--advertise-address", "advertise_address", "ip of the local worker's registered address");
     add_setting(app, o, "--link-address", "link_address", "IP:PORT for workers of other hosts");
+    add_setting(app, o, "--auth-file,--auth-config", "auth_file", "JSON file of users, passwords, permissions and keys");
     add_setting(app, o, "--snapshot-bytes", "snapshot_bytes", "bound of the local worker's snapshot store");
     app.add_option("--api-key", o.serve.api_keys, "bearer key, repeatable (better in the file or BATON_API_KEYS)")
         ->expected(1)
@@ -83,17 +85,46 @@ void add_config(CLI::App& app, Options& o) {
     config->add_subcommand("docs", "print docs/CONFIG.md")->group("")->callback([&o] { o.command = run_config_docs; });
 }
 
-/// The reference's client has short options of two letters, which CLI11 does not know.
-std::vector<std::string> rewrite(int argc, char** argv) {
-    static const std::map<std::string, std::string> kLong = {
-        {"-en", "--model-engine"}, {"-mp", "--model-path"}, {"-ak", "--api-key"}, {"-lm", "--lora-modules"}, {"-ev", "--env"}};
-    std::vector<std::string> args;
-    // CLI11 takes them last first; replica and worker read their arguments themselves.
-    const bool verbatim = argc > 1 && (std::string_view(argv[1]) == "replica" || std::string_view(argv[1]) == "worker");
-    for (int i = argc - 1; i > 0; --i) {
-        const auto it = kLong.find(argv[i]);
-        args.push_back(!verbatim && it != kLong.end() ? it->second : argv[i]);
+/// The command that the arguments name, with the one under it (`bench serve`).
+const CLI::App* find_command(const CLI::App& app, int argc, char** argv) {
+    const CLI::App* command = &app;
+    for (int i = 1; i < argc && i < 3; ++i) {
+        const auto below = command->get_subcommands([&](const CLI::App* sub) { return sub->get_name() == argv[i]; });
+        if (below.empty()) break;
+        command = below.front();
     }
+    return command;
+}
+
+/// `--replica_config` is `--replica-config`: an option's name in the spelling that the command knows, where it knows one.
+std::string known_spelling(const CLI::App& command, const std::string& arg) {
+    if (!arg.starts_with("--")) return arg;
+    const size_t end = std::min(arg.find('='), arg.size());
+    std::string name = arg.substr(0, end);
+    if (command.get_option_no_throw(name) != nullptr) return arg;
+    for (const auto& [from, to] : {std::pair('_', '-'), std::pair('-', '_')}) {
+        std::string other = name;
+        std::replace(other.begin() + 2, other.end(), from, to);
+        if (command.get_option_no_throw(other) != nullptr) return other + arg.substr(end);
+    }
+    return arg;
+}
+
+/// Arguments as CLI11 wants them, last first. The reference's client has short options of two letters and takes underscores
+/// for dashes; replica and worker read their arguments themselves.
+std::vector<std::string> rewrite(const CLI::App& app, int argc, char** argv) {
+    static const std::map<std::string, std::string> kLong = {
+        {"-en", "--model-engine"}, {"-mp", "--model-path"}, {"-ak", "--api-key"},
+        {"-lm", "--lora-modules"}, {"-ev", "--env"},        {"-qc", "--quantization-config"},
+        {"-vp", "--virtual-env-package"}};
+    const bool verbatim = argc > 1 && (std::string_view(argv[1]) == "replica" || std::string_view(argv[1]) == "worker");
+    const CLI::App* command = find_command(app, argc, argv);
+    std::vector<std::string> args;
+    for (int i = 1; i < argc; ++i) {
+        const auto it = verbatim ? kLong.end() : kLong.find(argv[i]);
+        args.push_back(it != kLong.end() ? it->second : verbatim ? argv[i] : known_spelling(*command, argv[i]));
+    }
+    std::reverse(args.begin(), args.end());
     return args;
 }
 
@@ -112,7 +143,7 @@ int run(int argc, char** argv) {
     // A reader that closes its end (head) ends us by a failed write, not by a signal that looks like a crash.
     std::signal(SIGPIPE, SIG_IGN);
     try {
-        app.parse(rewrite(argc, argv));
+        app.parse(rewrite(app, argc, argv));
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? kDone : kUsage;
     }

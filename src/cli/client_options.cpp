@@ -1,38 +1,68 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "cli/options.hpp"
+#include "cli/sampling_settings.hpp"
 
 /// The options of the commands that talk to a server.
 namespace baton::cli {
 namespace {
 
+/// An option that takes two words, as often as it is given.
+void add_pairs(CLI::App& app, const std::string& names, std::vector<std::string>& into, const std::string& help) {
+    app.add_option(names, into, help)->type_size(2)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_many(CLI::App& app, const std::string& names, std::vector<std::string>& into, const std::string& help) {
+    app.add_option(names, into, help)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+constexpr const char* kLaunchFooter =
+    "Any other --key VALUE is a keyword for the engine, e.g. --max_model_len 2048 --kv_dtype f32 (docs/API.md lists them);\n"
+    "numbers, true, false, None and JSON are understood. Ctrl-C cancels the launch.\n\n"
+    "Examples:\n"
+    "  baton launch -n qwen2.5-instruct -s 0_5 -en vLLM\n"
+    "  baton launch --model-path /models/my-model --replica 2\n"
+    "  baton launch -n my-model -mp /models/my-model --replica-config '[\n"
+    "    {\"role\": \"prefill\", \"devices\": [{\"worker_ip\": \"10.0.0.1:41001\"}]},\n"
+    "    {\"role\": \"decode\", \"devices\": [{\"worker_ip\": \"10.0.0.2:41001\"}]}]'\n"
+    "  baton launch -n my-model -mp /models/my-model --replica-config @replicas.json";
+
+void add_launch_placement(CLI::App& launch, LaunchOptions& l) {
+    launch.add_option("-r,--replica", l.replica, "number of replicas; default 1, or as many as --replica-config names");
+    launch.add_option("--replica-config", l.replica_config, "JSON list of replicas with role, worker and GPUs, or @FILE");
+    launch.add_option("--n-gpu", l.n_gpu, "auto, none (the CPU) or the number of GPUs of a replica");
+    launch.add_option("--gpu-idx", l.gpu_idx, "GPU numbers, e.g. 0,1");
+    launch.add_option("--worker-ip", l.worker_ip, "IP:PORT of the worker (see `baton workers`)");
+    launch.add_option("--n-worker", l.n_worker, "workers of one replica: 1");
+}
+
 void add_launch(CLI::App& app, Options& o) {
     CLI::App* launch = app.add_subcommand("launch", "launch a model and wait until it is ready");
     LaunchOptions& l = o.launch;
     add_server(*launch, o);
-    launch->add_option("-n,--model-name", l.model_name, "name of the model; default: the file's name");
+    launch->add_option("-n,--model-name", l.model_name, "name of the model, or its hub id (org/name); default: the file's name");
     launch->add_option("-u,--model-uid", l.model_uid, "uid to serve it under; default: its name");
-    launch->add_option("--model-path", l.model_path, "file or folder on the worker");
-    launch->add_option("--model-engine", l.model_engine, "baton; the reference's engine names are accepted too");
+    launch->add_option("--model-path", l.model_path, "file or folder on the worker (also -mp)");
+    launch->add_option("--model-engine", l.model_engine, "baton; the names vLLM, SGLang, Transformers, … mean it too (also -en)");
     launch->add_option("-t,--model-type", l.model_type, "LLM");
-    launch->add_option("-s,--size-in-billions", l.size_in_billions, "kept for descriptions");
-    launch->add_option("-f,--model-format", l.model_format, "kept for descriptions");
-    launch->add_option("-q,--quantization", l.quantization, "kept for descriptions");
-    launch->add_option("-r,--replica", l.replica, "number of replicas");
-    launch->add_option("--n-worker", l.n_worker, "1");
-    launch->add_option("--n-gpu", l.n_gpu, "auto, none or a number");
-    launch->add_option("--worker-ip", l.worker_ip, "IP:PORT of the worker");
-    launch->add_option("--gpu-idx", l.gpu_idx, "GPU numbers, e.g. 0,1");
-    launch->add_option("--replica-config,--replica_config", l.replica_config, "JSON list of replicas, or @FILE");
-    launch->add_option("--env", l.env, "name and value")->type_size(2)->expected(1)->multi_option_policy(
-        CLI::MultiOptionPolicy::TakeAll);
-    launch->add_option("--lora-modules", l.lora_modules, "name and path")
-        ->type_size(2)
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    launch->add_flag("--wait,!--no-wait", l.wait, "return at once instead of waiting until it is ready");
+    launch->add_option("-s,--size-in-billions,--model-size-in-billions", l.size_in_billions, "of a model known by name, e.g. 0_5 or 7");
+    launch->add_option("-f,--model-format", l.model_format, "pytorch or ggufv2");
+    launch->add_option("-q,--quantization", l.quantization, "e.g. none, Q4_K_M");
+    launch->add_option("--context-length", l.context_length, "tokens a request may have, prompt and answer")->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+    add_launch_placement(*launch, l);
+    launch->add_flag("--enable-thinking,!--disable-thinking", l.enable_thinking, "whether a reasoning model thinks unless a request says so");
+    add_pairs(*launch, "--env", l.env, "KEY VALUE of the replicas' environment (also -ev)");
+    add_pairs(*launch, "--lora-modules", l.lora_modules, "refused: NAME PATH (also -lm)");
+    add_pairs(*launch, "--quantization-config", l.quantization_config, "passed on: KEY VALUE (also -qc)");
+    launch->add_option("--trust-remote-code", l.trust_remote_code, "passed on; baton runs no code of a model");
+    launch->add_flag("--enable-virtual-env,!--disable-virtual-env", l.enable_virtual_env, "passed on; means nothing here");
+    add_many(*launch, "--virtual-env-package", l.virtual_env_packages, "passed on (also -vp)");
+    add_many(*launch, "--virtual-env-find-link", l.virtual_env_find_links, "passed on");
+    launch->add_flag("--wait,!--no-wait", l.wait, "wait until it is ready (the default), or return at once");
+    launch->add_flag("--json", l.json, "print uid and replicas as JSON");
     launch->allow_extras();
-    launch->footer("Any other --key VALUE goes to the engine, e.g. --max_model_len 2048 --kv_dtype f32.");
+    launch->footer(kLaunchFooter);
     launch->callback([&o, launch] {
         o.launch.server = o.server;
         o.launch.extras = launch->remaining();
@@ -40,53 +70,151 @@ void add_launch(CLI::App& app, Options& o) {
     });
 }
 
+CLI::App* add_command(CLI::App& app, Options& o, const char* name, const char* help, int (*run)(const ModelOptions&)) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    add_server(*sub, o);
+    sub->callback([&o, run] {
+        o.model.server = o.server;
+        o.command = [&o, run] { return run(o.model); };
+    });
+    return sub;
+}
+
+void add_json(CLI::App& app, Options& o) { app.add_flag("--json", o.model.json, "print the server's answer"); }
+
 void add_models(CLI::App& app, Options& o) {
-    const auto add = [&](const char* name, const char* help, int (*run)(const ModelOptions&)) {
+    ModelOptions& m = o.model;
+    add_json(*add_command(app, o, "list", "list running models", run_list), o);
+    add_json(*add_command(app, o, "workers", "list workers and what they run", run_workers), o);
+    add_json(*add_command(app, o, "status", "show workers, models and replicas", run_status), o);
+    CLI::App* terminate = add_command(app, o, "terminate", "end a model", run_terminate);
+    add_json(*terminate, o);
+    terminate->add_option("-u,--model-uid", m.model_uid, "uid")->required();
+    CLI::App* stop = add_command(app, o, "stop-cluster", "end the server with all its models", run_stop_cluster);
+    add_json(*stop, o);
+    stop->add_flag("--check,-y,--yes", m.check, "do not ask");
+}
+
+void add_registry(CLI::App& app, Options& o) {
+    ModelOptions& m = o.model;
+    CLI::App* registrations = add_command(app, o, "registrations", "list the models that can be launched by name", run_registrations);
+    add_json(*registrations, o);
+    registrations->add_option("-t,--model-type", m.model_type, "LLM");
+    CLI::App* add = add_command(app, o, "register", "make a model known by name", run_register);
+    add->add_option("-t,--model-type", m.model_type, "LLM");
+    add->add_option("-f,--file", m.file, "JSON description of the family")->required();
+    add->add_option("-w,--worker-ip", m.worker_ip, "worker to register it on");
+    add->add_flag("-p,--persist", m.persist, "keep it when the server ends");
+    CLI::App* remove = add_command(app, o, "unregister", "forget a registered model", run_unregister);
+    remove->add_option("-t,--model-type", m.model_type, "LLM");
+    remove->add_option("-n,--model-name", m.model_name, "its name")->required();
+    CLI::App* engine = add_command(app, o, "engine", "list how a model known by name can be launched", run_engine);
+    add_json(*engine, o);
+    engine->add_option("-n,--model-name", m.model_name, "its name")->required();
+    engine->add_option("-t,--model-type", m.model_type, "LLM");
+    engine->add_option("--model-engine", m.model_engine, "only this engine (also -en)");
+    engine->add_option("-f,--model-format", m.model_format, "only this format");
+    engine->add_option("-s,--model-size-in-billions,--size-in-billions", m.size_in_billions, "only this size");
+    engine->add_option("-q,--quantization", m.quantization, "only this quantization");
+    CLI::App* cached = add_command(app, o, "cached", "list model files that are there already", run_cached);
+    add_json(*cached, o);
+    cached->add_option("-n,--model-name", m.model_name, "only this model");
+    cached->add_option("--worker-ip", m.worker_ip, "only this worker");
+}
+
+void add_login(CLI::App& app, Options& o) {
+    const auto add = [&](const char* name, const char* help, int (*run)(const LoginOptions&)) {
         CLI::App* sub = app.add_subcommand(name, help);
-        add_server(*sub, o);
+        sub->add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)");
         sub->callback([&o, run] {
-            o.model.server = o.server;
-            o.command = [&o, run] { return run(o.model); };
+            o.login.server = o.server;
+            o.command = [&o, run] { return run(o.login); };
         });
         return sub;
     };
-    add("list", "list running models", run_list)->add_flag("--json", o.model.json, "print the server's answer");
-    add("workers", "list workers", run_workers)->add_flag("--json", o.model.json, "print the server's answer");
-    add("status", "show workers and replicas", run_status)->add_flag("--json", o.model.json, "print the server's answer");
-    add("terminate", "end a model", run_terminate)->add_option("-u,--model-uid", o.model.model_uid, "uid")->required();
+    CLI::App* login = add("login", "get a token with user name and password, for later commands", run_login);
+    login->add_option("--username", o.login.username, "asked for where absent");
+    login->add_option("--password", o.login.password, "asked for without echo where absent, which is safer; without a terminal a line of\nstandard input");
+    login->footer("The token is kept in <config folder>/baton/tokens (XDG_CONFIG_HOME, else ~/.config), readable by you alone.");
+    add("logout", "forget the token", run_logout);
 }
 
+constexpr const char* kPullFooter =
+    "The files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE), where every program finds them; what is there already\n"
+    "is not fetched again. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the usual proxy variables are respected. Prints the path\n"
+    "that --model-path takes. Ctrl-C stops; the next pull goes on from there.\n\n"
+    "Examples:\n"
+    "  baton pull Qwen/Qwen2.5-0.5B-Instruct\n"
+    "  baton pull bartowski/SmolLM2-135M-Instruct-GGUF -f ggufv2 -q Q4_K_M";
+
+void add_pull(CLI::App& app, Options& o) {
+    CLI::App* pull = app.add_subcommand("pull", "download a model into this host's cache");
+    PullOptions& p = o.pull;
+    pull->add_option("model", p.model, "a name that baton knows, or a hub's org/name")->required();
+    pull->add_option("-s,--size-in-billions,--model-size-in-billions", p.size_in_billions, "of a model known by name");
+    pull->add_option("-f,--model-format", p.format, "pytorch or ggufv2");
+    pull->add_option("-q,--quantization", p.quantization, "of a GGUF file, e.g. Q4_K_M");
+    pull->add_option("--revision", p.revision, "branch, tag or commit");
+    pull->add_option("--hub,--download-hub", p.hub, "huggingface or modelscope");
+    add_many(*pull, "--include", p.files, "this file alone, repeatable");
+    pull->add_flag("--json", p.json, "print path, commit and files as JSON");
+    pull->footer(kPullFooter);
+    pull->callback([&o] { o.command = [&o] { return run_pull(o.pull); }; });
+}
+
+constexpr const char* kChatFooter =
+    "Without PROMPT: a conversation on a terminal (/help lists its commands), else all of standard input is one message.\n\n"
+    "Examples:\n"
+    "  baton chat \"What is the capital of France?\"\n"
+    "  git diff | baton chat --system \"Review this change.\"\n"
+    "  baton chat --temperature 0 --stats";
+constexpr const char* kGenerateFooter =
+    "The model goes on with PROMPT as it stands, without a chat template. Without PROMPT: texts entered on a terminal, else\n"
+    "all of standard input.";
+
 void add_chat(CLI::App& app, Options& o) {
-    const auto add = [&](const char* name, const char* help, int (*run)(const ChatOptions&)) {
+    const auto add = [&](const char* name, const char* help, const char* footer, int (*run)(const ChatOptions&)) {
         CLI::App* sub = app.add_subcommand(name, help);
         add_server(*sub, o);
-        sub->add_option("-u,--model-uid", o.chat.model_uid, "uid")->required();
-        sub->add_option("--max_tokens,--max-tokens", o.chat.max_tokens, "tokens to generate at most");
-        sub->add_option("--stream", o.chat.stream, "print tokens as they come");
-        sub->add_option("--temperature", o.chat.temperature, "0 is greedy");
-        sub->add_option("--seed", o.chat.seed, "of sampling");
-        sub->add_option("--request-id", o.chat.request_id, "names the request in logs");
-        sub->add_option("prompt", o.chat.prompt, "what to send; default: standard input");
+        ChatOptions& c = o.chat;
+        sub->add_option("-u,--model-uid", c.model_uid, "uid; default: the only running model");
+        sub->add_option("prompt", c.prompt, "what to send");
+        for (const auto& setting : SamplingSettings::names()) {
+            std::string option(setting.name);
+            std::replace(option.begin(), option.end(), '_', '-');
+            sub->add_option_function<std::string>(
+                "--" + option, [&c, key = std::string(setting.name)](const std::string& v) { c.settings.emplace_back(key, v); },
+                std::string(setting.meaning) + (setting.name == "max_tokens" ? "; default 512" : ""));
+        }
+        sub->add_option("--stream", c.stream, "print tokens as they come; default true");
+        sub->add_option("--request-id", c.request_id, "names the request in logs");
+        sub->add_flag("-i,--interactive", c.interactive, "a conversation also where standard input is no terminal: a message a line");
+        sub->add_flag("--stats", c.stats, "print tokens, time to the first one and tokens/s after each answer");
+        sub->add_flag("--json", c.json, "print the server's answer");
+        sub->footer(footer);
         sub->callback([&o, run] {
             o.chat.server = o.server;
             o.command = [&o, run] { return run(o.chat); };
         });
         return sub;
     };
-    add("chat", "chat with a model", run_chat)->add_option("--system", o.chat.system, "system message");
-    add("generate", "complete a text", run_generate);
+    add("chat", "chat with a model", kChatFooter, run_chat)->add_option("--system", o.chat.system, "system message");
+    add("generate", "complete a text", kGenerateFooter, run_generate);
 }
 
 }  // namespace
 
 void add_server(CLI::App& app, Options& o) {
     app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)");
-    app.add_option("--api-key", o.server.api_key, "bearer key (else BATON_API_KEY)");
+    app.add_option("--api-key", o.server.api_key, "bearer key (else BATON_API_KEY, XINFERENCE_API_KEY, the token of `baton login`; also -ak)");
 }
 
 void add_client_commands(CLI::App& app, Options& options) {
     add_launch(app, options);
     add_models(app, options);
+    add_registry(app, options);
+    add_pull(app, options);
+    add_login(app, options);
     add_chat(app, options);
 }
 

@@ -1,8 +1,9 @@
 #include "cli/client_session.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+
+#include "cli/credentials.hpp"
 
 namespace baton::cli {
 namespace {
@@ -14,17 +15,18 @@ std::string first_set(std::string_view given, std::initializer_list<const char*>
     return otherwise;
 }
 
-/// Characters of UTF-8 text, which is what a terminal shows of it but for wide ones.
-size_t width_of(std::string_view text) {
-    return static_cast<size_t>(std::count_if(text.begin(), text.end(),
-                                             [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
+std::string given_key(const Server& server) { return first_set(server.api_key, {"BATON_API_KEY", "XINFERENCE_API_KEY"}, ""); }
 
-/// Text from the server must not drive the terminal.
-std::string printable(std::string_view text) {
-    std::string out(text);
-    std::replace_if(out.begin(), out.end(), [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f; }, '?');
-    return out;
+ErrorCode code_of(int status) {
+    switch (status) {
+        case 400: case 422: return ErrorCode::kInvalidArgument;
+        case 401: case 403: return ErrorCode::kUnauthorized;
+        case 404: return ErrorCode::kNotFound;
+        case 429: return ErrorCode::kOverloaded;
+        case 499: return ErrorCode::kCancelled;
+        case 503: return ErrorCode::kUnavailable;
+        default: return ErrorCode::kInternal;
+    }
 }
 
 }  // namespace
@@ -34,71 +36,117 @@ std::string resolve_endpoint(const Server& server) {
 }
 
 std::string resolve_api_key(const Server& server) {
-    return first_set(server.api_key, {"BATON_API_KEY", "XINFERENCE_API_KEY"}, "");
+    std::string key = given_key(server);
+    if (key.empty())
+        if (const auto stored = load_credentials(resolve_endpoint(server))) key = stored->access_token;
+    return key;
 }
 
-void complain(std::string_view message) {
-    std::fprintf(stderr, "baton: %s\n", printable(message).c_str());
+ClientSession::ClientSession(const Server& server, std::function<bool()> interrupted)
+    : endpoint_(resolve_endpoint(server)),
+      api_key_(resolve_api_key(server)),
+      key_given_(!given_key(server).empty()),
+      interrupted_(std::move(interrupted)) {
+    connect();
 }
 
-ClientSession::ClientSession(const Server& server) : endpoint_(resolve_endpoint(server)) {
+void ClientSession::connect() {
     http::ClientOptions options;
     options.base_url = endpoint_;
-    options.api_key = resolve_api_key(server);
+    options.api_key = api_key_;
+    options.interrupted = interrupted_;
     auto client = http::Client::create(options);
     if (client) client_ = std::move(*client);
-    else cli::complain(client.error().message);
+    else cli::complain(endpoint_ + ": " + client.error().message);
 }
 
-bool ClientSession::complain(const http::ClientResponse& response) const {
+/// A token of a login that the server no longer takes: asks for a new one, once a request.
+bool ClientSession::renew_token() {
+    if (key_given_) return false;
+    const auto stored = load_credentials(endpoint_);
+    if (!stored || stored->refresh_token.empty() || stored->access_token != api_key_) return false;
+    const auto response = client_->request("POST", "/token/refresh", Json{{"refresh_token", stored->refresh_token}}.dump());
+    if (!response || response->status != 200) return false;
+    const Json answer = Json::parse(response->body, nullptr, false);
+    Credentials renewed{text_of(answer, "access_token"), text_of(answer, "refresh_token")};
+    if (renewed.access_token == "-") return false;
+    if (renewed.refresh_token == "-") renewed.refresh_token = stored->refresh_token;
+    if (auto kept = store_credentials(endpoint_, renewed); !kept) cli::complain("warning: " + kept.error().message);
+    api_key_ = renewed.access_token;
+    connect();
+    return client_ != nullptr;
+}
+
+Error ClientSession::describe(const Error& error) const {
+    Error out = error;
+    if (error.code == ErrorCode::kUnavailable)
+        out.message += ": is `baton serve` running there? (--endpoint or BATON_ENDPOINT name another server)";
+    return out;
+}
+
+Error ClientSession::describe(const http::ClientResponse& response) const {
     std::string why;
     const Json body = Json::parse(response.body, nullptr, false);
-    if (body.is_object() && body.contains("detail")) {
-        const Json& detail = body["detail"];
-        why = detail.is_string() ? detail.get<std::string>() : detail.dump();
-    } else if (body.is_object() && body.contains("error")) {
-        why = body["error"].dump();
-    }
-    cli::complain(why.empty() ? "the server answered with status " + std::to_string(response.status)
-                              : why + " (status " + std::to_string(response.status) + ")");
-    return false;
+    if (const Json* detail = member_of(body, "detail")) why = detail->is_string() ? detail->get<std::string>() : detail->dump();
+    else if (const Json* error = member_of(body, "error")) why = error->is_object() ? text_of(*error, "message") : error->dump();
+    why = why.empty() ? "the server answered with status " + std::to_string(response.status)
+                      : why + " (status " + std::to_string(response.status) + ")";
+    if (response.status == 401)
+        why += api_key_.empty() ? ": give a key with --api-key or BATON_API_KEY, or log in with `baton login`"
+                                : key_given_ ? "" : ": log in again with `baton login`";
+    return {code_of(response.status), std::move(why), {}};
+}
+
+Expected<Json> ClientSession::ask(std::string_view method, const std::string& target, std::string_view body) {
+    if (!client_) return fail(ErrorCode::kInvalidArgument, "the endpoint is not usable: " + endpoint_);
+    auto response = client_->request(method, target, body);
+    if (response && response->status == 401 && renew_token()) response = client_->request(method, target, body);
+    if (!response) return fail(describe(response.error()));
+    if (response->status != 200) return fail(describe(*response));
+    Json out = Json::parse(response->body, nullptr, false);
+    if (out.is_discarded()) return fail(ErrorCode::kInternal, endpoint_ + " does not answer in JSON: is it a baton server?");
+    return out;
 }
 
 bool ClientSession::call(std::string_view method, const std::string& target, std::string_view body, Json& out) {
     if (!client_) return false;
-    const auto response = client_->request(method, target, body);
-    if (!response) {
-        cli::complain(response.error().message);
+    auto answer = ask(method, target, body);
+    if (!answer) {
+        cli::complain(answer.error().message);
         return false;
     }
-    if (response->status != 200) return complain(*response);
-    out = Json::parse(response->body, nullptr, false);
-    if (!out.is_discarded()) return true;
-    cli::complain(endpoint_ + " does not answer in JSON: is it a baton server?");
-    return false;
+    out = std::move(*answer);
+    return true;
 }
 
 bool ClientSession::stream(const std::string& target, const std::string& body,
                            const std::function<bool(const Json&)>& on_event) {
+    was_interrupted_ = false;
     if (!client_) return false;
     bool failed = false;
-    const auto response = client_->stream(target, body, [&](std::string_view data) {
-        if (data == "[DONE]") return true;
-        const Json event = Json::parse(data, nullptr, false);
-        if (!event.is_object()) return true;
-        if (const auto error = event.find("error"); error != event.end() && !error->is_null()) {
-            cli::complain(error->is_object() ? text_of(*error, "message") : error->dump());
-            failed = true;
-            return false;
-        }
-        return on_event(event);
-    });
+    const auto send = [&] {
+        return client_->stream(target, body, [&](std::string_view data) {
+            if (data == "[DONE]") return true;
+            const Json event = Json::parse(data, nullptr, false);
+            if (!event.is_object()) return true;
+            if (const Json* error = member_of(event, "error")) {
+                cli::complain(error->is_object() ? text_of(*error, "message") : error->dump());
+                failed = true;
+                return false;
+            }
+            return on_event(event);
+        });
+    };
+    auto response = send();
+    if (response && response->status == 401 && renew_token()) response = send();
     if (failed) return false;
     if (!response) {
-        cli::complain(response.error().message);
+        was_interrupted_ = response.error().code == ErrorCode::kAborted;
+        if (!was_interrupted_) cli::complain(describe(response.error()).message);
         return false;
     }
-    return response->status == 200 || complain(*response);
+    if (response->status != 200) cli::complain(describe(*response).message);
+    return response->status == 200;
 }
 
 std::string encode_path(std::string_view text) {
@@ -116,28 +164,21 @@ std::string encode_path(std::string_view text) {
     return out;
 }
 
-std::string text_of(const Json& object, const char* key) {
-    if (!object.is_object()) return "-";
+const Json* member_of(const Json& object, const char* key) {
+    if (!object.is_object()) return nullptr;
     const auto it = object.find(key);
-    if (it == object.end() || it->is_null()) return "-";
-    return it->is_string() ? it->get<std::string>() : it->dump();
+    return it == object.end() || it->is_null() ? nullptr : &*it;
 }
 
-void print_table(const std::vector<std::vector<std::string>>& rows) {
-    std::vector<size_t> widths;
-    for (const auto& row : rows)
-        for (size_t i = 0; i < row.size(); ++i) {
-            if (i == widths.size()) widths.push_back(0);
-            widths[i] = std::max(widths[i], width_of(row[i]));
-        }
-    for (const auto& row : rows) {
-        std::string line;
-        for (size_t i = 0; i < row.size(); ++i) {
-            line += printable(row[i]);
-            if (i + 1 < row.size()) line += std::string(widths[i] - width_of(row[i]) + 2, ' ');
-        }
-        std::printf("%s\n", line.c_str());
-    }
+std::string text_of(const Json& object, const char* key) {
+    const Json* value = member_of(object, key);
+    if (value == nullptr) return "-";
+    return value->is_string() ? value->get<std::string>() : value->dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+int print_json(const Json& value) {
+    std::printf("%s\n", value.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+    return kDone;
 }
 
 }  // namespace baton::cli

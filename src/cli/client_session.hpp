@@ -1,11 +1,14 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "baton/http/client.hpp"
+#include "cli/table.hpp"
+#include "cli/terminal.hpp"
 
 namespace baton::cli {
 
@@ -22,36 +25,51 @@ struct Server {
 
 /// The endpoint a command uses: as given, else the environment's, else the local default.
 [[nodiscard]] std::string resolve_endpoint(const Server& server);
-/// The key a command uses: as given, else the environment's, else none.
+/// The key a command uses: as given, else the environment's, else the token of `baton login`, else none.
 [[nodiscard]] std::string resolve_api_key(const Server& server);
 
-/// Requests of one client command. Every failure is printed on stderr once, where it is noticed, in the server's words.
+/// Requests of one client command. call(), get() and stream() print every failure on stderr once, in the server's words;
+/// ask() hands it to the caller. A token of `baton login` that has expired is renewed where the server allows it.
 class ClientSession {
   public:
-    explicit ClientSession(const Server& server);
+    /// `interrupted` ends streams (http::ClientOptions).
+    explicit ClientSession(const Server& server, std::function<bool()> interrupted = {});
     [[nodiscard]] bool ok() const { return client_ != nullptr; }
+    [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
+    /// Sends a request and parses the answer. Errors carry the server's words, and kUnauthorized, kNotFound,
+    /// kInvalidArgument, kOverloaded, kUnavailable or kInternal by its status.
+    [[nodiscard]] Expected<Json> ask(std::string_view method, const std::string& target, std::string_view body = {});
     /// Sends a request; true and the parsed body on status 200.
     [[nodiscard]] bool call(std::string_view method, const std::string& target, std::string_view body, Json& out);
     [[nodiscard]] bool get(const std::string& target, Json& out) { return call("GET", target, "", out); }
-    /// Posts and hands each event's JSON to `on_event` until the stream ends; false when it failed. An event with an
-    /// `error` ends it. The stream stops early where `on_event` returns false.
+    /// Posts and hands each event's JSON to `on_event` until the stream ends; false when it failed or was interrupted. An
+    /// event with an `error` ends it. The stream stops early where `on_event` returns false.
     [[nodiscard]] bool stream(const std::string& target, const std::string& body,
                               const std::function<bool(const Json&)>& on_event);
+    /// Whether the last stream ended because `interrupted` said so; nothing is printed then.
+    [[nodiscard]] bool was_interrupted() const { return was_interrupted_; }
 
   private:
-    bool complain(const http::ClientResponse& response) const;
+    void connect();
+    [[nodiscard]] bool renew_token();
+    [[nodiscard]] Error describe(const Error& error) const;
+    [[nodiscard]] Error describe(const http::ClientResponse& response) const;
+
     std::string endpoint_;
+    std::string api_key_;
+    bool key_given_;  ///< by option or environment: no token of a login is used
+    std::function<bool()> interrupted_;
+    bool was_interrupted_ = false;
     std::unique_ptr<http::Client> client_;
 };
 
-/// Percent-encodes what may not stand in a path; '/' stays.
+/// Percent-encodes what may not stand in a path; '/' too.
 [[nodiscard]] std::string encode_path(std::string_view text);
 /// The member as text: strings as they are, null or absent as "-", other kinds as JSON.
 [[nodiscard]] std::string text_of(const Json& object, const char* key);
-/// Prints "baton: …" on stderr.
-void complain(std::string_view message);
-
-/// Prints rows in columns as wide as their widest cell; the first row is the heading.
-void print_table(const std::vector<std::vector<std::string>>& rows);
+/// The member, where `object` is one and has it and it is not null; else nullptr.
+[[nodiscard]] const Json* member_of(const Json& object, const char* key);
+/// Prints indented JSON on standard output.
+int print_json(const Json& value);
 
 }  // namespace baton::cli

@@ -37,11 +37,16 @@ struct LaunchOptions {
     std::optional<int64_t> replica;
     int64_t n_worker = 1;
     std::string n_gpu;  ///< "" not given, "auto", "none" or a number
-    std::string worker_ip, gpu_idx, replica_config;
-    std::vector<std::string> env;           ///< K V pairs, flat
-    std::vector<std::string> lora_modules;  ///< NAME PATH pairs, flat
-    std::vector<std::string> extras;        ///< unknown options and their values, as typed
+    std::string worker_ip, gpu_idx;
+    std::string replica_config;             ///< JSON, or @FILE
+    std::optional<int64_t> context_length;
+    std::optional<bool> trust_remote_code, enable_thinking, enable_virtual_env;
+    std::vector<std::string> virtual_env_packages, virtual_env_find_links;
+    std::vector<std::string> env, quantization_config;  ///< key and value pairs, flat
+    std::vector<std::string> lora_modules;              ///< name and path pairs, flat
+    std::vector<std::string> extras;                    ///< unknown options and their values, as typed
     bool wait = true;
+    bool json = false;
 };
 int run_launch(const LaunchOptions& options);
 /// The body of POST /v1/models, or the message of a usage error.
@@ -49,26 +54,54 @@ int run_launch(const LaunchOptions& options);
 /// The typing rules of unknown options: None, booleans, integers, floats, JSON, else text.
 [[nodiscard]] Json typed_value(const std::string& text);
 
+/// The commands that ask a server about, or tell it, one thing.
 struct ModelOptions {
     Server server;
     std::string model_uid;
+    std::string model_type = "LLM", model_name, model_engine, model_format, size_in_billions, quantization;
+    std::string worker_ip, file;
+    bool persist = false;
+    bool check = false;  ///< do not ask before stopping the cluster
     bool json = false;
 };
 int run_list(const ModelOptions& options);
 int run_terminate(const ModelOptions& options);
 int run_workers(const ModelOptions& options);
 int run_status(const ModelOptions& options);
+int run_registrations(const ModelOptions& options);
+int run_register(const ModelOptions& options);
+int run_unregister(const ModelOptions& options);
+int run_engine(const ModelOptions& options);
+int run_cached(const ModelOptions& options);
+int run_stop_cluster(const ModelOptions& options);
+
+struct LoginOptions {
+    Server server;
+    std::string username, password;  ///< "": asked for
+};
+int run_login(const LoginOptions& options);
+int run_logout(const LoginOptions& options);
+
+/// `pull`: a model's files into this host's cache.
+struct PullOptions {
+    std::string model;  ///< a name that baton knows, or a hub's org/name
+    std::string size_in_billions, format, quantization, revision, hub;
+    std::vector<std::string> files;  ///< exactly these
+    bool json = false;
+};
+int run_pull(const PullOptions& options);
 
 struct ChatOptions {
     Server server;
-    std::string model_uid;
-    std::string prompt;  ///< "" interactive, or standard input where that is no terminal
+    std::string model_uid;  ///< "": the only running model
+    std::string prompt;     ///< "": asked for on a terminal, else standard input
     std::string system;
     std::string request_id;
-    int64_t max_tokens = 512;
+    std::vector<std::pair<std::string, std::string>> settings;  ///< as /set takes them
     bool stream = true;
-    std::optional<double> temperature;
-    std::optional<int64_t> seed;
+    bool interactive = false;  ///< a conversation although standard input is no terminal
+    bool stats = false;
+    bool json = false;         ///< print the server's answer
 };
 int run_chat(const ChatOptions& options);
 int run_generate(const ChatOptions& options);

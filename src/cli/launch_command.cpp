@@ -1,178 +1,148 @@
-#include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "cli/commands.hpp"
+#include "cli/progress_line.hpp"
 
 namespace baton::cli {
 namespace {
 
-tl::unexpected<Error> usage(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
-template <class T>
-bool whole(std::string_view text, T& out) {
-    if (text.starts_with('+')) text.remove_prefix(1);
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-    return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
+constexpr milliseconds kPoll{200};
+/// Polls that fail one after the other until the launch counts as lost.
+constexpr int kFailuresMax = 10;
 
-/// `--key value` and `--key=value` of options nobody declared.
-Expected<void> add_extras(const std::vector<std::string>& extras, Json& body) {
-    for (size_t i = 0; i < extras.size(); ++i) {
-        const std::string& word = extras[i];
-        if (!word.starts_with("--") || word.size() == 2) return usage("unexpected argument '" + word + "'");
-        const size_t equals = word.find('=');
-        if (equals != std::string::npos) {
-            body[word.substr(2, equals - 2)] = typed_value(word.substr(equals + 1));
-        } else if (i + 1 < extras.size()) {
-            body[word.substr(2)] = typed_value(extras[++i]);
-        } else {
-            return usage("option " + word + " needs a value");
+/// How a launch ended.
+enum class Settled : uint8_t { kReady, kFailed, kCancelled };
+
+/// "1/2 replicas ready", or "12.0 MB of 98.4 MB, 3.1 MB/s" while files are fetched.
+std::string detail_of(const Json& progress, const Json& replicas) {
+    double done = 0, total = 0, rate = 0;
+    if (const Json* files = member_of(progress, "download_files"); files != nullptr && files->is_array())
+        for (const Json& file : *files) {
+            const auto number = [&](const char* key) {
+                const Json* value = member_of(file, key);
+                return value != nullptr && value->is_number() ? value->get<double>() : 0.0;
+            };
+            done += number("downloaded_bytes");
+            total += number("total_bytes");
+            rate += number("speed_bytes_per_second");
         }
-    }
-    return {};
+    if (total > 0 && done < total)
+        return format_bytes(done) + " of " + format_bytes(total) + (rate > 0 ? ", " + format_bytes(rate) + "/s" : "");
+    size_t ready = 0, all = 0;
+    if (replicas.is_array())
+        for (const Json& r : replicas) {
+            ++all;
+            ready += text_of(r, "status") == "READY" || text_of(r, "status") == "LOADED" ? 1u : 0u;
+        }
+    return all == 0 ? "" : std::to_string(ready) + "/" + std::to_string(all) + " replicas ready";
 }
 
-Expected<Json> read_replica_config(const std::string& text) {
-    std::string source = text;
-    if (text.starts_with('@')) {
-        std::ifstream in(text.substr(1));
-        if (!in) return usage("cannot read " + text.substr(1));
-        std::ostringstream all;
-        all << in.rdbuf();
-        source = all.str();
-    }
-    Json list = Json::parse(source, nullptr, false);
-    if (list.is_discarded()) return usage("--replica-config must be valid JSON");
-    if (!list.is_array()) return usage("--replica-config must be a JSON array");
-    if (list.empty()) return usage("--replica-config must be a non-empty JSON array");
-    return list;
-}
-
-/// The reference's client refuses a wrong set of roles before it asks the server.
-Expected<void> check_roles(const Json& list) {
-    bool prefill = false, decode = false, hybrid = false;
-    for (const Json& entry : list) {
-        const std::string role = entry.is_object() && entry.contains("role") && entry["role"].is_string()
-                                     ? entry["role"].get<std::string>()
-                                     : "hybrid";
-        prefill |= role == "prefill";
-        decode |= role == "decode";
-        hybrid |= role != "prefill" && role != "decode";
-    }
-    if ((prefill || decode) && (!prefill || !decode || hybrid))
-        return usage("PD separation requires both prefill and decode replicas, without hybrid replicas");
-    return {};
-}
-
-Expected<void> add_replica_config(const LaunchOptions& o, Json& body) {
-    if (!o.worker_ip.empty() || !o.gpu_idx.empty() || (!o.n_gpu.empty() && o.n_gpu != "auto") || o.n_worker > 1)
-        return usage("--replica-config cannot be used together with --worker-ip, --gpu-idx, --n-gpu or --n-worker > 1");
-    BATON_TRY_ASSIGN(Json list, read_replica_config(o.replica_config));
-    if (o.replica && *o.replica != static_cast<int64_t>(list.size()))
-        return usage("--replica (" + std::to_string(*o.replica) +
-                     ") must match the number of entries in --replica-config (" + std::to_string(list.size()) + ")");
-    BATON_TRY(check_roles(list));
-    body["replica"] = list.size();
-    body["replica_config"] = std::move(list);
-    return {};
-}
-
-Expected<void> add_placement(const LaunchOptions& o, Json& body) {
-    body["replica"] = o.replica.value_or(1);
-    int64_t gpus = 0;
-    if (o.n_gpu == "none") body["n_gpu"] = nullptr;
-    else if (!o.n_gpu.empty() && o.n_gpu != "auto" && !whole(o.n_gpu, gpus)) return usage("--n-gpu must be a number, auto or none");
-    else if (!o.n_gpu.empty() && o.n_gpu != "auto") body["n_gpu"] = gpus;
-    if (!o.worker_ip.empty()) body["worker_ip"] = o.worker_ip;
-    if (o.gpu_idx.empty()) return {};
-    Json list = Json::array();
-    std::stringstream in(o.gpu_idx);
-    for (std::string one; std::getline(in, one, ',');) {
-        int64_t index = 0;
-        if (!whole(one, index)) return usage("--gpu-idx must be numbers separated by commas");
-        list.push_back(index);
-    }
-    body["gpu_idx"] = std::move(list);
-    return {};
-}
-
-/// Asks until every instance is settled, showing how far it is. The replicas tell why one failed.
-int wait_until_ready(ClientSession& session, const std::string& uid) {
+/// Why a launch failed: its error events, else what its replicas say.
+void explain_failure(ClientSession& session, const std::string& uid) {
     const std::string path = "/v1/models/" + encode_path(uid);
-    std::string shown;
-    for (;;) {
-        Json instances, progress;
-        if (!session.get("/v1/models/instances?model_uid=" + encode_path(uid), instances)) return kFailed;
-        const std::string status = instances.is_array() && !instances.empty() ? text_of(instances[0], "status") : "gone";
-        if (status == "READY") break;
-        if (status == "ERROR" || status == "TERMINATED" || status == "TERMINATING" || status == "gone") {
-            complain("launch of " + uid + " failed");
-            Json events;
-            if (session.get(path + "/events", events) && events.is_array())
-                for (const Json& e : events)
-                    if (text_of(e, "event_type") == "ERROR") complain(text_of(e, "event_content"));
-            return kFailed;
+    complain("launch of " + uid + " failed");
+    bool said = false;
+    if (const auto events = session.ask("GET", path + "/events"); events && events->is_array())
+        for (const Json& e : *events)
+            if (text_of(e, "event_type") == "ERROR") {
+                complain(text_of(e, "event_content"));
+                said = true;
+            }
+    if (said) return;
+    if (const auto replicas = session.ask("GET", path + "/replicas"); replicas && replicas->is_array())
+        for (const Json& r : *replicas)
+            if (member_of(r, "error_message") != nullptr) complain(text_of(r, "replica_uid") + ": " + text_of(r, "error_message"));
+}
+
+/// Watches one launch until it is settled.
+class LaunchWatch {
+  public:
+    LaunchWatch(ClientSession& session, std::string uid)
+        : session_(session), uid_(std::move(uid)), path_("/v1/models/" + encode_path(uid_)), line_(uid_) {}
+
+    Settled wait() {
+        for (;;) {
+            if (InterruptWatch::pending() && !cancelled_) cancel();
+            if (const auto settled = look()) {
+                line_.clear();
+                return *settled;
+            }
+            std::this_thread::sleep_for(kPoll);
         }
-        if (session.get(path + "/progress", progress) && text_of(progress, "stage") != shown) {
-            shown = text_of(progress, "stage");
-            std::fprintf(stderr, "%s: %s\n", uid.c_str(), shown.c_str());
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    return kDone;
+
+  private:
+    std::optional<Settled> look() {
+        const auto instances = session_.ask("GET", "/v1/models/instances?model_uid=" + encode_path(uid_));
+        if (!instances) {
+            if (++failures_ < kFailuresMax) return std::nullopt;
+            line_.clear();
+            complain(instances.error().message);
+            return Settled::kFailed;
+        }
+        failures_ = 0;
+        const std::string status = instances->is_array() && !instances->empty() ? text_of((*instances)[0], "status") : "gone";
+        if (status == "READY") return Settled::kReady;
+        if (status == "ERROR" || status == "TERMINATED" || status == "gone") {
+            line_.clear();
+            if (cancelled_) return Settled::kCancelled;
+            explain_failure(session_, uid_);
+            return Settled::kFailed;
+        }
+        draw();
+        return std::nullopt;
+    }
+
+    void draw() {
+        const auto progress = session_.ask("GET", path_ + "/progress");
+        const auto replicas = session_.ask("GET", path_ + "/replicas");
+        if (!progress) return;
+        ProgressLine::State state;
+        state.stage = cancelled_ ? "cancelling" : text_of(*progress, "stage");
+        const Json* fraction = member_of(*progress, "progress");
+        state.fraction = fraction != nullptr && fraction->is_number() ? fraction->get<double>() : 0.0;
+        state.detail = detail_of(*progress, replicas ? *replicas : Json());
+        state.elapsed_s = std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - started_).count();
+        line_.show(state);
+    }
+
+    void cancel() {
+        cancelled_ = true;
+        line_.clear();
+        std::fprintf(stderr, "cancelling the launch of %s\n", printable(uid_).c_str());
+        if (const auto done = session_.ask("POST", path_ + "/cancel"); !done) complain(done.error().message);
+    }
+
+    ClientSession& session_;
+    const std::string uid_, path_;
+    ProgressLine line_;
+    const steady_clock::time_point started_ = steady_clock::now();
+    bool cancelled_ = false;
+    int failures_ = 0;
+};
+
+void warn_of_ignored(const Json& answer) {
+    const Json* ignored = member_of(answer, "ignored_keywords");
+    if (ignored == nullptr || !ignored->is_array()) return;
+    for (const Json& key : *ignored) complain("warning: " + key.dump() + " means nothing to this server and is ignored");
+}
+
+int print_launched(ClientSession& session, const std::string& uid, bool json) {
+    if (!json) {
+        std::printf("Model uid: %s\n", printable(uid).c_str());
+        return kDone;
+    }
+    Json replicas;
+    if (!session.get("/v1/models/" + encode_path(uid) + "/replicas", replicas)) return kFailed;
+    return print_json({{"model_uid", uid}, {"replicas", replicas}});
 }
 
 }  // namespace
-
-Json typed_value(const std::string& text) {
-    if (text == "None" || text == "none") return nullptr;
-    if (text == "True" || text == "true") return true;
-    if (text == "False" || text == "false") return false;
-    int64_t integer = 0;
-    if (whole(text, integer)) return integer;
-    double real = 0;
-    if (whole(text, real)) return real;
-    if (text.starts_with('{') || text.starts_with('[')) {
-        Json value = Json::parse(text, nullptr, false);
-        if (!value.is_discarded()) return value;
-    }
-    return text;
-}
-
-Expected<Json> make_launch_body(const LaunchOptions& o) {
-    Json body;
-    std::string name = o.model_name;
-    if (name.empty() && !o.model_path.empty()) name = std::filesystem::path(o.model_path).stem().string();
-    if (name.empty()) return usage("--model-name is required (or --model-path)");
-    body["model_name"] = name;
-    body["model_type"] = o.model_type;
-    body["model_engine"] = o.model_engine;
-    if (!o.model_uid.empty()) body["model_uid"] = o.model_uid;
-    if (!o.model_format.empty()) body["model_format"] = o.model_format;
-    if (!o.quantization.empty()) body["quantization"] = o.quantization;
-    // A relative path means the caller's folder, not the server's.
-    std::error_code ignored;
-    if (!o.model_path.empty())
-        body["model_path"] = std::filesystem::exists(o.model_path, ignored)
-                                 ? std::filesystem::absolute(o.model_path).lexically_normal().string()
-                                 : o.model_path;
-    int64_t size = 0;
-    if (!o.size_in_billions.empty())
-        body["model_size_in_billions"] = whole(o.size_in_billions, size) ? Json(size) : Json(o.size_in_billions);
-    body["n_worker"] = o.n_worker;
-    for (size_t i = 0; i + 1 < o.env.size(); i += 2) body["envs"][o.env[i]] = o.env[i + 1];
-    for (size_t i = 0; i + 1 < o.lora_modules.size(); i += 2)
-        body["peft_model_config"]["lora_list"].push_back({{"lora_name", o.lora_modules[i]}, {"local_path", o.lora_modules[i + 1]}});
-    BATON_TRY(o.replica_config.empty() ? add_placement(o, body) : add_replica_config(o, body));
-    BATON_TRY(add_extras(o.extras, body));
-    return body;
-}
 
 int run_launch(const LaunchOptions& options) {
     const auto body = make_launch_body(options);
@@ -181,16 +151,20 @@ int run_launch(const LaunchOptions& options) {
         return kUsage;
     }
     ClientSession session(options.server);
+    // Ctrl-C while the server checks the launch is remembered, and cancels it once its uid is known.
+    const InterruptWatch watch;
     Json answer;
-    if (!session.call("POST", "/v1/models?wait_ready=false", body->dump(), answer)) return kFailed;
+    if (!session.call("POST", "/v1/models?wait_ready=false", body->dump(-1, ' ', false, Json::error_handler_t::replace), answer))
+        return kFailed;
     const std::string uid = text_of(answer, "model_uid");
-    if (const auto ignored = answer.find("ignored_keywords"); ignored != answer.end() && ignored->is_array())
-        for (const Json& key : *ignored)
-            complain("warning: " + key.dump() + " means nothing to this server and is ignored");
-    if (options.wait)
-        if (const int code = wait_until_ready(session, uid); code != kDone) return code;
-    std::printf("Model uid: %s\n", uid.c_str());
-    return kDone;
+    warn_of_ignored(answer);
+    if (!options.wait && !InterruptWatch::pending()) return print_launched(session, uid, options.json);
+    switch (LaunchWatch(session, uid).wait()) {
+        case Settled::kReady: return print_launched(session, uid, options.json);
+        case Settled::kCancelled: complain("the launch of " + uid + " was cancelled"); return kFailed;
+        case Settled::kFailed: break;
+    }
+    return kFailed;
 }
 
 }  // namespace baton::cli

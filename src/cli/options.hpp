@@ -20,6 +20,8 @@ struct Options {
     ServeOptions serve;
     LaunchOptions launch;
     ModelOptions model;
+    LoginOptions login;
+    PullOptions pull;
     ChatOptions chat;
     BenchServeOptions bench_serve;
     BenchEngineOptions bench_engine;

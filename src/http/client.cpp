@@ -85,13 +85,16 @@ Expected<Address> parse_url(std::string_view url) {
     return out;
 }
 
-/// Waits until `events` are there; false when `deadline_ms` passes first.
-bool wait_for(int fd, short events, int64_t deadline_ms) {
+using Interrupted = std::function<bool()>;
+
+/// Waits until `events` are there; false when `deadline_ms` passes first, or when `interrupted` says so.
+bool wait_for(int fd, short events, int64_t deadline_ms, const Interrupted& interrupted = nullptr) {
+    const int64_t slice_ms = interrupted ? 200 : 60'000;
     for (;;) {
         const int64_t left = deadline_ms - steady_now().ms;
-        if (left <= 0) return false;
+        if (left <= 0 || (interrupted && interrupted())) return false;
         pollfd poll{.fd = fd, .events = events, .revents = 0};
-        const int ready = ::poll(&poll, 1, static_cast<int>(std::min<int64_t>(left, 60'000)));
+        const int ready = ::poll(&poll, 1, static_cast<int>(std::min(left, slice_ms)));
         if (ready > 0) return true;
         if (ready < 0 && errno != EINTR) return false;
     }
@@ -106,8 +109,10 @@ bool is_readable(int fd) {
 /// most `silence_timeout_ms`, then says timed_out.
 class PatientSocket {
   public:
-    PatientSocket(const UniqueFd& fd, int64_t silence_timeout_ms)
-        : fd_(fd.get()), silence_timeout_ms_(silence_timeout_ms) {}
+    PatientSocket(const UniqueFd& fd, int64_t silence_timeout_ms, Interrupted interrupted = nullptr)
+        : fd_(fd.get()),
+          silence_timeout_ms_(silence_timeout_ms),
+          interrupted_(std::move(interrupted)) {}
 
     template <typename MutableBuffers>
     size_t read_some(const MutableBuffers& buffers, beast::error_code& ec) {
@@ -161,8 +166,9 @@ class PatientSocket {
                 ec.assign(errno, beast::system_category());
                 return 0;
             }
-            if (!wait_for(fd_, event, steady_now().ms + silence_timeout_ms_)) {
-                ec = asio::error::timed_out;
+            if (!wait_for(fd_, event, steady_now().ms + silence_timeout_ms_, interrupted_)) {
+                ec = interrupted_ && interrupted_() ? asio::error::operation_aborted
+                                                    : asio::error::timed_out;
                 return 0;
             }
         }
@@ -170,12 +176,14 @@ class PatientSocket {
 
     const int fd_;
     const int64_t silence_timeout_ms_;
+    const Interrupted interrupted_;
 };
 
 /// What a failed read means to the caller.
 tl::unexpected<Error> reading_failed(const beast::error_code& ec) {
     if (ec == asio::error::timed_out)
         return fail(ErrorCode::kTimeout, "the server does not answer");
+    if (ec == asio::error::operation_aborted) return fail(ErrorCode::kAborted, "interrupted");
     if (ec == bhttp::error::body_limit)
         return fail(ErrorCode::kIo, "the server's answer is too large");
     if (ec.category() == make_error_code(bhttp::error::bad_value).category() &&
@@ -209,7 +217,8 @@ class ClientOnSockets final : public Client {
                                  std::string_view json_body) const;
     Expected<void> send(std::string_view method, std::string_view target,
                         std::string_view json_body);
-    Expected<void> read_head(std::optional<ResponseParser>& parser, bool head_only);
+    Expected<void> read_head(std::optional<ResponseParser>& parser, bool head_only,
+                             const Interrupted& interrupted);
     Expected<void> read_body(ResponseParser& parser, ClientResponse& response,
                              const OnData* on_data);
     Expected<void> deliver(std::string_view bytes, const OnData& on_data);
@@ -302,8 +311,9 @@ Expected<void> ClientOnSockets::send(std::string_view method, std::string_view t
 }
 
 /// Reads up to the end of the head of the final answer.
-Expected<void> ClientOnSockets::read_head(std::optional<ResponseParser>& parser, bool head_only) {
-    PatientSocket stream(socket_, options_.silence_timeout_ms);
+Expected<void> ClientOnSockets::read_head(std::optional<ResponseParser>& parser, bool head_only,
+                                          const Interrupted& interrupted) {
+    PatientSocket stream(socket_, options_.silence_timeout_ms, interrupted);
     beast::error_code ec;
     do {
         parser.emplace();
@@ -348,7 +358,8 @@ Expected<void> ClientOnSockets::deliver(std::string_view bytes, const OnData& on
 /// one.
 Expected<void> ClientOnSockets::read_body(ResponseParser& parser, ClientResponse& response,
                                           const OnData* on_data) {
-    PatientSocket stream(socket_, options_.silence_timeout_ms);
+    PatientSocket stream(socket_, options_.silence_timeout_ms,
+                         on_data != nullptr ? options_.interrupted : nullptr);
     std::array<char, kBufferBytes> bytes;  // NOLINT: filled by the parser
     while (!parser.is_done() && !stopped_) {
         parser.get().body().data = bytes.data();
@@ -372,7 +383,8 @@ Expected<ClientResponse> ClientOnSockets::run(std::string_view method, std::stri
                                               std::string_view json_body, const OnData* on_data) {
     BATON_TRY(send(method, target, json_body));
     std::optional<ResponseParser> parser;
-    BATON_TRY(read_head(parser, method == "HEAD"));
+    BATON_TRY(read_head(parser, method == "HEAD",
+                        on_data != nullptr ? options_.interrupted : nullptr));
     ClientResponse response;
     response.status = static_cast<int>(parser->get().result_int());
     for (const auto& entry : parser->get()) {

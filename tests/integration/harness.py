@@ -81,7 +81,7 @@ class Server:
 
     def _listens(self):
         """The port, once it is open: a free one, which the log names."""
-        found = re.search(r" supervisor\.listening address=127\.0\.0\.1:(\d+) ", self.log())
+        found = re.search(r" supervisor\.listening address=(?:127\.0\.0\.1|0\.0\.0\.0):(\d+) ", self.log())
         if not found and self.process.poll() is not None:
             raise AssertionError(f"baton ended with {self.process.returncode}:\n{self.log()[-4000:]}")
         return found and found[1]

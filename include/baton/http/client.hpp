@@ -17,6 +17,9 @@ struct ClientOptions {
     int64_t connect_timeout_ms = 5'000;
     int64_t silence_timeout_ms = 600'000;  ///< without a single byte from the server
     size_t body_bytes_max = 256u * 1024 * 1024;
+    /// Asked while an event stream is waited for; true ends it with kAborted and closes the connection (a signal handler's
+    /// flag: a signal wakes the wait, else it is asked five times a second). Other requests are not cut short by it.
+    std::function<bool()> interrupted = {};
 };
 
 struct ClientResponse {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "unit/http/server_fixture.hpp"
@@ -59,6 +61,36 @@ TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
     EXPECT_EQ(seen.size(), 1u);
     EXPECT_EQ(client->get("/x")->status, 200);
     EXPECT_EQ((*Client::create({.base_url = url}))->get("/x")->status, 401);
+}
+
+// A stream that never says anything, and one that stopped after its first event: neither holds who wants to leave.
+TEST(Client, AnInterruptionEndsAStreamAndNothingElse) {
+    std::atomic<bool> interrupted = false;
+    std::mutex mutex;
+    std::vector<std::shared_ptr<Exchange>> held;
+    const auto server = start([&](std::shared_ptr<Exchange> exchange) {
+        const std::string path = exchange->request().path;
+        if (path == "/plain") return exchange->respond(200, "{}");
+        if (path == "/begun") {
+            exchange->begin_stream();
+            exchange->write("data: 1\r\n\r\n");
+        } else {
+            interrupted = true;
+        }
+        const std::lock_guard lock(mutex);
+        held.push_back(std::move(exchange));
+    });
+    auto client = *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port()),
+                                   .interrupted = [&] { return interrupted.load(); }});
+    for (const char* path : {"/begun", "/silent"}) {
+        interrupted = false;
+        const auto answer = client->stream(path, "{}", [&](std::string_view) { return interrupted = true; });
+        ASSERT_FALSE(answer.has_value()) << path;
+        EXPECT_EQ(answer.error().code, ErrorCode::kAborted) << path;
+    }
+    EXPECT_EQ(client->get("/plain")->status, 200);
+    const std::lock_guard lock(mutex);
+    held.clear();
 }
 
 TEST(Client, ReconnectsWhenTheServerClosedARestingConnection) {
