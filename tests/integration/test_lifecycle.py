@@ -56,14 +56,14 @@ def test_two_launches_of_one_uid_and_launches_beside_each_other(tiny_model):
 
 
 def test_cycles_leave_nothing(tiny_model):
-    with Server() as server:
+    with Server(env={"BATON_ALLOW_FAULT_HOOKS": "true"}) as server:
         def cycle(i):
             server.launch("2p2d" if i % 4 == 3 else "1p1d", model_path=str(tiny_model), verify_handoff=i % 2 == 0, **SMALL)
             assert server.complete(f"round {i}", max_tokens=4)["usage"]["completion_tokens"] >= 1
-            if i % 3 == 2:  # another launch that fails, and one that is cancelled
+            if i % 3 == 2:  # another launch, which fails
                 r = server.http.post("/v1/models", json={"model_name": "x", "model_engine": "vLLM", "model_path": str(tiny_model), "n_gpu": None,
-                                                         "model_uid": "bad", "max_model_len": 4096, "kv_cache_bytes": 4096})
-                assert r.status_code >= 400
+                                                         "model_uid": "bad", "fault": "no such fault"})
+                assert r.status_code == 400 and "no such fault" in r.json()["detail"]
             server.terminate()
 
         for i in range(4):  # pools and caches fill in the first rounds
@@ -123,5 +123,6 @@ def test_a_slow_disk_stops_nobody(tiny_model, tmp_path):
             with open(state / "deployments.json.new", "rb") as pipe:
                 pipe.read()
             assert launch.result(20)["model_uid"] == "slow"
+        os.unlink(state / "deployments.json.new")
         assert not server.lines("worker.lost") and not server.lines("replica.down")
         server.terminate("slow")
