@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -234,7 +235,11 @@ kv::PoolLayout child_layout(bool kv_first) {  // 32 KiB pages as Qwen3-0.6B with
     return gpu_layout(kv_first ? PoolOrder::kKvFirst : PoolOrder::kBlockFirst, 608, 28, 16, 8, 128);
 }
 constexpr uint32_t kGibTokens = 9600;  ///< 600 blocks, 1.1 GB: a transfer to be killed in
-constexpr int kKills = 10;             ///< inside a transfer, at least
+/// Kills inside a transfer, at least.
+int kills() {
+    const char* n = std::getenv("BATON_TEST_KILLS");
+    return n == nullptr ? 10 : std::atoi(n);
+}
 
 /// A process that holds a pool on a GPU and is told what to compute into it.
 class Child {

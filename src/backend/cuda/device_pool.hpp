@@ -47,8 +47,9 @@ cudaError_t load_copy_pages();
 /// CTAs with 8 loads a thread pull 353 GB/s from another H200, 132 pull 356.
 inline constexpr uint32_t kCopyCtas = 64;
 inline constexpr uint32_t kSlowCopyCtas = 16;
-/// CTAs of the copies between pages and a link's buffers: faster than NVLink, and no more, since they run beside NCCL's.
-inline constexpr uint32_t kLinkCopyCtas = 16;
+/// CTAs of the copies between pages and a link's buffers, some of which are waited for: what runs beside NCCL's is a few
+/// microseconds long.
+inline constexpr uint32_t kLinkCopyCtas = 64;
 /// Runs from another GPU that the copy engine takes. Beside a decoding batch it costs the steps 2 %, the kernel 40 %, but each
 /// run costs it 4 us: 7 MiB go at 320 GB/s, 1.75 MiB at 220, by kernel at 360.
 inline constexpr size_t kEngineRunBytes = 4u << 20;

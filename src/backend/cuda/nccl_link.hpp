@@ -20,8 +20,8 @@ class CudaDevicePool;
 struct NcclApi;
 
 /// Staging memory of a link on each side, where LinkOptions do not say otherwise.
-inline constexpr uint32_t kLinkBuffers = 4;
-inline constexpr size_t kLinkBufferBytes = 32u << 20;
+inline constexpr uint32_t kLinkBuffers = 3;
+inline constexpr size_t kLinkBufferBytes = 64u << 20;
 /// CTAs a communicator may take; NCCL_MAX_CTAS in the environment overrules it.
 inline constexpr uint32_t kLinkCtas = 24;
 /// Both sides must have come within this time of the call.
