@@ -195,7 +195,6 @@ class Replica {
 
     /// A thread that looks at its device without a pause takes a core: only where there are many.
     static int64_t spin_us() {
-        if (const char* given = std::getenv("BATON_ENGINE_SPIN_US")) return std::atoll(given);
         cpu_set_t cores;
         if (::sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < kCoresToSpin) return 0;
         return kSpinUs;

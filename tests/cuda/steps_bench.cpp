@@ -354,20 +354,14 @@ void bench_stress(CudaBackend& backend) {
 
 void bench_parts(CudaBackend& backend) {
     const uint32_t layers = backend.shape().layers;
-    for (const uint32_t rows : {1u, 8u, 16u, 64u}) {
-        StepShape shape;
-        shape.rows = shape.decode = shape.logits = rows;
-        shape.splits = 1;
-        std::printf("parts %3u rows:", rows);
+    for (const uint32_t rows : {1u, 8u, 16u, 24u, 64u}) {
+        std::printf("parts %3u rows of 1024:", rows);
         for (const uint32_t n : {layers, layers / 4, 0u}) {
-            const auto seconds = backend.time_step(shape, n);
+            const auto seconds = backend.time_decode(rows, 1024, n);
             if (!seconds) stop(seconds.error().message);
             std::printf("  %2u layers %7.1f us", n, *seconds * 1e6);
         }
-        shape.logits = 0;
-        const auto seconds = backend.time_step(shape, 0);
-        if (!seconds) stop(seconds.error().message);
-        std::printf("  without head %7.1f us\n", *seconds * 1e6);
+        std::printf("\n");
     }
 }
 

@@ -54,9 +54,9 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string tuning() const override;
     [[nodiscard]] std::vector<LoadPhase> load_phases() const override { return phases_.all(); }
     [[nodiscard]] const HostTimes& host_times() const { return times_; }
-    /// Seconds that the device takes for a step of padding of that shape with the first `layers` of the layers, the least of some
-    /// replays. For the load and benchmarks: the device's count of steps goes on by it, so that no step may be submitted afterwards.
-    Expected<double> time_step(const StepShape& shape, uint32_t layers);
+    /// Seconds that the device takes for a decode step of `rows` sequences of `context` positions with the first `layers` layers, the
+    /// least of some replays. For benchmarks: no step may be submitted afterwards, as the device's count of steps has gone on.
+    Expected<double> time_decode(uint32_t rows, uint32_t context, uint32_t layers);
 
   private:
     /// Host memory that progress words lie in.
@@ -89,6 +89,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
     Expected<void> run_padding(const StepShape& shape, uint32_t context);
+    Expected<double> time_step(const StepShape& shape, uint32_t layers);
     [[nodiscard]] uint32_t layers_timed() const;
 
     [[nodiscard]] Expected<void> enter() const;

@@ -145,6 +145,16 @@ uint32_t CudaBackend::layers_timed() const {
     return std::min(layers, std::max(kLayersLeast, layers / kLayersPart));
 }
 
+Expected<double> CudaBackend::time_decode(uint32_t rows, uint32_t context, uint32_t layers) {
+    StepShape shape;
+    shape.rows = shape.decode = shape.logits = rows;
+    shape.splits = splits(rows, context);
+    set_overlap(shape);
+    BATON_TRY(run_padding(shape, context));
+    return time_step(shape, layers);
+}
+
+/// The shortest of some replays, in seconds.
 Expected<double> CudaBackend::time_step(const StepShape& shape, uint32_t layers) {
     PassSetup setup = setup_;
     setup.model.layers = std::min(layers, model_.shape.layers);

@@ -1,7 +1,6 @@
 // What happens once: device, weights, memory, tuning, graphs.
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <set>
 #include <tuple>
 
@@ -35,12 +34,6 @@ Expected<void> check_options(const CudaOptions& o) {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Bytes of weights that fit into L2 beside what else a step's begin touches, and that arrive while it waits for the host's memory.
-ptrdiff_t begin_ahead() {
-    const char* given = std::getenv("BATON_BEGIN_AHEAD");
-    return given != nullptr ? std::atol(given) : ptrdiff_t{16} << 20;
 }
 
 uint64_t device_free() {
@@ -264,11 +257,6 @@ Expected<void> CudaBackend::make_pool() {
     begin.vocab = m.vocab;
     begin.hidden = m.hidden;
     begin.last = sampler_->last();
-    const Weights::Layer& first = weights_.layers.front();
-    const auto* from = static_cast<const std::byte*>(first.qkv.w);
-    const auto* to = static_cast<const std::byte*>(first.gate_up.w) + size_t{first.gate_up.n} * first.gate_up.k * 2;
-    begin.ahead = pdl_ ? from : nullptr;
-    begin.ahead_bytes = pdl_ ? static_cast<uint32_t>(std::min<ptrdiff_t>(to - from, begin_ahead())) : 0;
     begin.out = setup_.hidden;
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "the KV pool");  // memory was set on the default stream
     return {};

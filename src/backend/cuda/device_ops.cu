@@ -12,7 +12,6 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kCtasMax = 64;  // that copy
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kAheadBytes = 8192;  // that a thread asks for at once
 constexpr uint32_t kChangeCtas = StepBegin::kPatchesRead / kThreads;
 
 /// Host memory that changes from step to step: never from a cache.
@@ -64,22 +63,11 @@ __device__ void copy_changes(const StepBegin& b, const std::byte* from, const st
             __ldcv(reinterpret_cast<const uint2*>(settings + b.settings.edits_at) + i);
 }
 
-/// Has the memory system fetch what the kernels after this one read first: it has nothing else to do for some microseconds.
-__device__ void fetch_ahead(const StepBegin& b, uint32_t block) {
-#if __CUDA_ARCH__ >= 900
-    const size_t at = (size_t{block} * kThreads + threadIdx.x) * kAheadBytes;
-    if (at >= b.ahead_bytes) return;
-    const uint32_t size = min(kAheadBytes, (b.ahead_bytes - static_cast<uint32_t>(at)) & ~15u);
-    if (size > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const std::byte*>(b.ahead) + at), "r"(size) : "memory");
-#endif
-}
-
-/// Grid: blocks for the embedding, `copies` that copy, some for changes, and some that fetch ahead.
+/// Grid: blocks for the embedding, `copies` that copy, and some for changes.
 __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ StepBegin b, uint32_t copies) {
-    const uint32_t lookups = (b.rows + kWarps - 1) / kWarps;
-    if (blockIdx.x >= lookups + copies + kChangeCtas) return fetch_ahead(b, blockIdx.x - lookups - copies - kChangeCtas);
     const uint32_t parity = *b.step & 1;
     const std::byte* from = b.from[parity];
+    const uint32_t lookups = (b.rows + kWarps - 1) / kWarps;
     if (blockIdx.x < lookups) return look_up(b, reinterpret_cast<const int32_t*>(from + sizeof(StepHeader)), blockIdx.x);
     const uint32_t block = blockIdx.x - lookups;
     if (block < copies) return copy_input(b, from, b.settings.from[parity], block, copies);
@@ -124,8 +112,7 @@ cudaError_t begin_step(cudaStream_t stream, const StepBegin& begin) {
     const uint32_t lookups = (begin.rows + kWarps - 1) / kWarps;
     const uint32_t words = begin.values / 4 + (begin.settings.head + begin.samples * begin.settings.row) / 16;
     const uint32_t wanted = (words + kThreads - 1) / kThreads, copies = wanted < kCtasMax ? wanted : kCtasMax;
-    const uint32_t fetches = (begin.ahead_bytes / kAheadBytes + kThreads) / kThreads;
-    begin_kernel<<<lookups + copies + kChangeCtas + fetches, kThreads, 0, stream>>>(begin, copies);
+    begin_kernel<<<lookups + copies + kChangeCtas, kThreads, 0, stream>>>(begin, copies);
     return cudaGetLastError();
 }
 

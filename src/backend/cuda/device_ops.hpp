@@ -34,8 +34,6 @@ struct StepBegin {
     uint32_t states_at = 0;
     const int32_t* last = nullptr;
     void* out = nullptr;        ///< [rows, hidden]: the rows of `embedding`
-    const void* ahead = nullptr;  ///< weights that follow, brought into L2 while this waits for the host's memory; a multiple of 16
-    uint32_t ahead_bytes = 0;     ///< of them, rounded down to 16; 0 where the GPU has no such fetches (before sm_90)
 };
 /// Brings a step's input to the device and looks up the embeddings, in one kernel without copies: nothing waits for a copy
 /// engine, and all is read from page-locked memory at once. What is launched next must not have the programmatic attribute,

@@ -50,7 +50,9 @@ struct DecodeRig : Rig {
 TEST(DecodeSide, TakesOverAndDecodesFromTheSecondToken) {
     DecodeRig r;
     const auto s = sequence(1, ids(22), 6);
+    EXPECT_FALSE(r.core.expects_sequence());
     r.offer(5, s);
+    EXPECT_TRUE(r.core.expects_sequence());
     ASSERT_EQ(r.sent<wire::Accept>().size(), 1u);
     EXPECT_EQ(r.sent<wire::Accept>()[0].have_blocks, 0u);
     ASSERT_EQ(r.pulls.size(), 1u);
@@ -65,6 +67,7 @@ TEST(DecodeSide, TakesOverAndDecodesFromTheSecondToken) {
     EXPECT_TRUE(r.sent<wire::Release>().empty()) << "complete, but not committed";
     r.now = r.now + 3;
     r.commit(5, s);
+    EXPECT_FALSE(r.core.expects_sequence()) << "it is here";
     ASSERT_EQ(r.sent<wire::Release>().size(), 1u);
     EXPECT_TRUE(r.sent<wire::Release>()[0].ok);
     ASSERT_EQ(r.told<wire::HandoffDone>().size(), 1u);
