@@ -57,13 +57,14 @@ process list.
 | `--supervisor HOST:PORT` | – | the supervisor's `link_address` |
 | `--supervisor-socket PATH` | – | the supervisor's control socket on this host, instead |
 | `--run-dir DIR` | under the state folder | sockets of this worker and its replicas |
-| `--advertise-address IP` | the default route's, or 127.0.0.1 with a socket | the ip of the address it is registered under |
+| `--advertise-address IP` | this host's on the way to the supervisor; 127.0.0.1 with a socket | the ip of the address it is registered under, where other hosts' replicas connect |
 | `--worker-port N` | 0: a free one | the port of that address |
 | `--host-id TEXT` | boot id and network namespace | what makes two replicas "on one host" |
 | `--snapshot-bytes N` | 0: a quarter of memory | bound of the host's snapshot store |
 | `--share-weights false` | true | replicas of one model pack the weights each for itself (also: `BATON_SHARE_WEIGHTS=false`) |
 | `--supervisor-grace-ms N` | 60000 | how long replicas outlive a lost supervisor |
 | `--child-of-supervisor true` | false | ends with its parent at once (set by `baton serve`) |
+| `--listen-for-hosts true` | false | with a socket: its replicas listen for those of other hosts too (set by `baton serve` with a `link_address`) |
 | `--log-level L`, `--log-format F` | info, text | as above |
 
 ## Other environment variables
@@ -72,9 +73,10 @@ process list.
 | --- | --- | --- |
 | `BATON_ENDPOINT`, else `XINFERENCE_ENDPOINT` | client commands | URL of the server where `--endpoint` is absent; default http://127.0.0.1:9997 |
 | `BATON_API_KEY`, else `XINFERENCE_API_KEY` | client commands | bearer key where `--api-key` is absent |
+| `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME`, `HF_HUB_CACHE`, `MODELSCOPE_ENDPOINT`, `MODELSCOPE_API_TOKEN`, `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, … | workers, supervisor, `baton pull` | downloads (docs/MODELS.md) |
 | `BATON_SHARE_WEIGHTS` | workers | `false`: replicas of one model on one host do not share the CPU backend's packed weights |
 | `BATON_TEST_MODEL` | tests | path of the GGUF file that tests with a real model use |
-| `BATON_BINARY`, `BATON_FAKE_GPU_BINARY` | tests | the programs under test |
+| `BATON_BINARY`, `BATON_FAKE_GPU_BINARY`, `BATON_HUB_TOOL` | tests | the programs under test |
 | `BATON_TEST_PATIENCE` | tests | factor on every limit of time, for slow machines |
 | `BATON_TEST_CYCLES` | tests | launches one after the other (12; a full run takes 100) |
 | `BATON_TEST_PD_GPU`, `_PD_MODEL_PATH`, `_PD_MODEL_NAME`, `_PD_MODEL_SIZE`, `_PD_MOVERS` | `scripts/pd_verify.py` and its test | 1: on GPUs; the model; the movers. Also by the names `XINFERENCE_TEST_PD_…` |
@@ -104,7 +106,7 @@ const std::vector<Setting>& settings_table() {
         {"log_format", &S::log_format, "BATON_LOG_FORMAT", "--log-format", "", "`text` or `json`"},
         {"log_level", &S::log_level, "BATON_LOG_LEVEL", "--log-level", "", "`trace`, `debug`, `info`, `warn` or `error`"},
         {"advertise_address", &S::advertise_address, "BATON_ADVERTISE_ADDRESS", "--advertise-address",
-         "127.0.0.1; with another `host` the default route's",
+         "that of `link_address` or `host`; for all interfaces the default route's",
          "ip of the local worker's registered address"},
         {"link_address", &S::link_address, "BATON_LINK_ADDRESS", "--link-address", "",
          "IP:PORT where workers and replicas of other hosts connect; none: this host only"},
@@ -121,6 +123,12 @@ const std::vector<Setting>& settings_table() {
         {"allow_fault_hooks", &S::allow_fault_hooks, "BATON_ALLOW_FAULT_HOOKS", "", "",
          "accept the launch field `fault` (tests only)"},
         {"local_worker", &S::local_worker, "", "", "true for `serve`, false for `supervisor`", "run a worker as a child process"},
+        {"download_hub", &S::download_hub, "", "", "`huggingface`", "hub of models by name: `huggingface` or `modelscope`. Environment: `BATON_DOWNLOAD_HUB`. For this and the other `hub_` settings the environment wins"},
+        {"hub_endpoint", &S::hub_endpoint, "", "", "https://huggingface.co", "address of the Hugging Face hub or a mirror of it. Environment: `HF_ENDPOINT`"},
+        {"hub_token", &S::hub_token, "", "", "that of `huggingface-cli login`", "token for private and gated models, sent to the hub alone. Environment: `HF_TOKEN`, `HF_TOKEN_PATH`"},
+        {"hub_cache_dir", &S::hub_cache_dir, "", "", "~/.cache/huggingface/hub", "folder of downloaded models, in the standard layout. Environment: `HF_HUB_CACHE`, `HF_HOME`"},
+        {"hub_ca_file", &S::hub_ca_file, "", "", "the system's", "PEM file of the certificates that the hub's is checked with. Environment: `BATON_HUB_CA_FILE`, `REQUESTS_CA_BUNDLE`"},
+        {"hub_offline", &S::hub_offline, "", "", "", "no downloads: what is cached, or an error that names the missing file. Environment: `HF_HUB_OFFLINE`"},
         {"share_gpus", &S::share_gpus, "BATON_SHARE_GPUS", "", "", "several replicas may use one GPU"},
         {"deployments", &S::deployments, "", "--model, --prefill, --decode (one)", "", "launched at start"},
     };

@@ -20,6 +20,7 @@ const std::vector<Argument<S>>& table() {
         {"--share-weights", &S::share_weights},
         {"--supervisor-grace-ms", &S::supervisor_grace_ms},
         {"--child-of-supervisor", &S::child_of_supervisor},
+        {"--listen-for-hosts", &S::listen_for_hosts},
         {"--log-level", &S::log_level, false, {"trace", "debug", "info", "warn", "error"}},
         {"--log-format", &S::log_format, false, {"text", "json"}},
     };

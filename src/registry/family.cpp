@@ -15,7 +15,7 @@ constexpr size_t kSpecsMax = 200;
 constexpr size_t kListMax = 100;
 constexpr size_t kTextBytesMax = 4096;
 
-tl::unexpected<Error> bad(const std::string& why, std::string field) { return fail(ErrorCode::kInvalidArgument, "Invalid model: " + field + " " + why, std::move(field)); }
+tl::unexpected<Error> bad(const std::string& why, const std::string& field) { return fail(ErrorCode::kInvalidArgument, "Invalid model: " + field + " " + why, field); }
 
 const Json* member(const Json& object, const char* key) {
     const auto it = object.find(key);

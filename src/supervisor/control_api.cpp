@@ -179,15 +179,17 @@ void ControlApi::progress(const Exchange& exchange, const std::string& uid) {
         return answer(*exchange, {{"progress", 0.0}, {"stage", "pending"}, {"download_files", Json::array()}, {"replicas", rows}});
     const Deployment& d = *it->second;
     const auto now = static_cast<double>(std::time(nullptr));
+    const bool downloading = d.state() == DeploymentState::kCreating && d.download.begun();
     for (const Slot& s : d.slots())
         rows.push_back({{"replica_id", s.id.value - 1},
                         {"replica_model_uid", replica_model_uid(d, s)},
                         {"progress", s.state == SlotState::kUp ? 1.0 : 0.0},
-                        {"stage", s.state == SlotState::kSpawning ? "launching" : "loading"},
+                        {"stage", downloading ? "downloading" : s.state == SlotState::kSpawning ? "launching" : "loading"},
                         {"info", s.error},
                         {"updated_at", now},
-                        {"download_files", Json::array()}});
-    answer(*exchange, {{"progress", d.progress()}, {"stage", d.state() == DeploymentState::kCreating ? "launching" : "loading"}, {"download_files", Json::array()}, {"replicas", rows}});
+                        {"download_files", d.download.rows(s.placement.worker_ip, steady_now())}});
+    const char* stage = downloading ? "downloading" : d.state() == DeploymentState::kCreating ? "launching" : "loading";
+    answer(*exchange, {{"progress", d.progress()}, {"stage", stage}, {"download_files", d.download.rows("", steady_now())}, {"replicas", rows}});
 }
 
 void ControlApi::events(const Exchange& exchange, const std::string& uid) {

@@ -126,12 +126,29 @@ void Deployment::launch(Done done) {
     for (Slot& s : slots_) spawn(s);
 }
 
+void Deployment::prepare(Done done) {
+    launch_done_ = std::move(done);
+    event("INFO", "the files of " + request_.model_name + " are brought");
+}
+
+void Deployment::launch_prepared(model::ModelInfo model, std::string path, std::map<std::string, std::string> paths) {
+    if (ending_ || !launch_done_) return;
+    model_ = std::move(model);
+    context_length_ = request_.max_model_len == 0 ? model_.context_length : std::min(request_.max_model_len, model_.context_length);
+    request_.model_path = std::move(path);
+    worker_paths_ = std::move(paths);
+    launch(std::exchange(launch_done_, nullptr));
+}
+
+void Deployment::fail_prepared(Error error) { fail_launch(std::move(error)); }
+
 std::vector<std::string> Deployment::replica_args(const Slot& s) const {
     config::ReplicaSettings r;
     const Workers::Worker* worker = services_.workers.find(s.placement.worker_ip);
     const bool local = worker == nullptr || worker->local;
     r.model_uid = uid();
-    r.model_path = request_.model_path;
+    const auto own_path = worker_paths_.find(s.placement.worker_ip);
+    r.model_path = own_path == worker_paths_.end() ? request_.model_path : own_path->second;
     r.replica = s.id;
     r.epoch = s.epoch;
     r.role = s.placement.role;
@@ -220,6 +237,7 @@ void Deployment::replica_spawned(const wire::SpawnResult& result) {
 }
 
 void Deployment::replica_connected(std::shared_ptr<net::Connection> link, ReplicaId id, Epoch epoch) {
+    if (state_ == DeploymentState::kCreating) return link->close();  // it outlived a supervisor, and tries again
     Slot* s = slot(id);
     if (s == nullptr || s->epoch != epoch || ending_ || over()) {
         link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kInvalidArgument), "this replica is not expected"});
@@ -485,10 +503,9 @@ void Deployment::worker_lost(const std::string& address) {
 
 void Deployment::worker_registered(const std::string& address) {
     if (over() || ending_ || launch_done_) return;
-    const Workers::Worker* worker = services_.workers.find(address);
     for (Slot& s : slots_) {
-        // The local worker of `serve` comes back on another port: it is the same host.
-        if (worker->local && services_.workers.find(s.placement.worker_ip) == nullptr) s.placement.worker_ip = address;
+        // A worker that was started again, on another port.
+        if (services_.workers.replaces(s.placement.worker_ip, address)) s.placement.worker_ip = address;
         if (s.placement.worker_ip == address && s.state == SlotState::kDown && !s.respawn_pending) spawn(s);
     }
 }
@@ -601,7 +618,8 @@ double Deployment::progress() const {
     if (state_ == DeploymentState::kReady) return 1.0;
     size_t up = 0;
     for (const Slot& s : slots_) up += s.state == SlotState::kUp ? 1 : 0;
-    return slots_.empty() ? 0.0 : 0.95 * static_cast<double>(up) / static_cast<double>(slots_.size());
+    const double loaded = slots_.empty() ? 0.0 : 0.95 * static_cast<double>(up) / static_cast<double>(slots_.size());
+    return download.begun() ? 0.5 * download.fraction() + 0.5 * loaded : loaded;
 }
 
 pd::RouterStats Deployment::router_stats() const {

@@ -21,6 +21,7 @@
 #include "baton/model/model.hpp"
 #include "baton/net/connection.hpp"
 #include "baton/pd/router.hpp"
+#include "download_progress.hpp"
 #include "request_metrics.hpp"
 #include "xavier_objects.hpp"
 
@@ -92,6 +93,14 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
 
     /// Spawns all replicas; `done` once, when the route is open or the launch failed and everything of it is gone.
     void launch(Done done);
+    /// Instead of launch(), where the files have to be brought first: the deployment is listed, and can be cancelled or
+    /// fail, before there are any. `done` as launch().
+    void prepare(Done done);
+    /// The files are there: launches. `paths`: where they are on each worker. Nothing when it has ended meanwhile.
+    void launch_prepared(model::ModelInfo model, std::string path, std::map<std::string, std::string> paths);
+    /// The files cannot be had.
+    void fail_prepared(Error error);
+    DownloadProgress download;  ///< of the files
     /// Ends the route at once, then the replicas; `done` when the last process is reaped.
     void terminate(std::function<void()> done);
     /// `gone` when the last process of the launch is reaped.
@@ -172,6 +181,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     Services services_;
     config::LaunchRequest request_;
     model::ModelInfo model_;
+    std::map<std::string, std::string> worker_paths_;  ///< of the model's files, where they differ by worker
     uint32_t context_length_ = 0;
     DeploymentState state_ = DeploymentState::kCreating;
     std::list<Slot> slots_;

@@ -104,9 +104,12 @@ void Deployments::launch(config::LaunchRequest request, std::function<void(const
     std::vector<std::string> warnings;
     auto resolved = config::resolve_launch(std::move(request), worker_views(), one_host(), warnings);
     if (!resolved) return done(fail(resolved.error()));
+    if (auto ok = services_.workers.check_transfer(resolved->placements); !ok) return done(fail(ok.error()));
     for (const std::string& w : warnings) log::warn("launch.placement", {{"warning", w}});
-    if (resolved->model_path.empty())
-        return done(fail(ErrorCode::kInvalidArgument, "model '" + resolved->model_name + "' is not known by name here; give its files with model_path", "model_path"));
+    if (resolved->model_path.empty()) {
+        if (auto ok = check_sizes(*resolved); !ok) return done(fail(ok.error()));
+        return launch_by_name(std::move(*resolved), std::move(accepted), std::move(done));
+    }
     auto path = model::resolve_model_path(resolved->model_path, services_.settings.model_root);
     if (!path) {
         if (path.error().code == ErrorCode::kNotFound)
@@ -122,22 +125,32 @@ void Deployments::launch(config::LaunchRequest request, std::function<void(const
         auto info = model::inspect_model(request.model_path);
         boost::asio::post(services_.io, [this, placing, request = std::move(request), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
             placing_.erase(placing);
-            if (!info) {
-                Error e = info.error();
-                if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
-                if (e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kNotFound || e.code == ErrorCode::kIo) e.code = ErrorCode::kInvalidArgument;
-                if (e.param.empty()) e.param = "model_path";
-                return done(fail(std::move(e)));
-            }
+            if (!info) return done(fail(inspection_error(request, info.error())));
             launch_inspected(std::move(request), std::move(*info), std::move(accepted), std::move(done));
         });
     });
 }
 
+/// What a client hears of files that cannot be served.
+Error Deployments::inspection_error(const config::LaunchRequest& request, Error e) {
+    if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
+    if (e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kNotFound || e.code == ErrorCode::kIo) e.code = ErrorCode::kInvalidArgument;
+    if (e.param.empty()) e.param = "model_path";
+    return e;
+}
+
 void Deployments::launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done) {
-    if (shutting_down_) return done(fail(ErrorCode::kUnavailable, "the server is shutting down"));
+    auto deployment = enlist(std::move(request), std::move(info));
+    if (!deployment) return done(fail(deployment.error()));
+    if (accepted) accepted((*deployment)->uid());
+    (*deployment)->launch(when_launched(*deployment, std::move(done)));
+}
+
+/// Lists a deployment under its uid, before anything of it runs.
+Expected<std::shared_ptr<Deployment>> Deployments::enlist(config::LaunchRequest request, model::ModelInfo info) {
+    if (shutting_down_) return fail(ErrorCode::kUnavailable, "the server is shutting down");
     auto uid = choose_uid(request);  // again: another launch may have taken it meanwhile
-    if (!uid) return done(fail(uid.error()));
+    if (!uid) return fail(uid.error());
     request.model_uid = *uid;
     for (size_t i = 0; i < request.placements.size(); ++i)
         if (request.placements[i].replica_uid.empty()) request.placements[i].replica_uid = *uid + "-" + std::to_string(i);
@@ -146,8 +159,12 @@ void Deployments::launch_inspected(config::LaunchRequest request, model::ModelIn
     const auto deployment = std::make_shared<Deployment>(std::move(s), std::move(request), std::move(info));
     all_[*uid] = deployment;
     services_.models.set_loading(*uid);
-    if (accepted) accepted(*uid);
-    deployment->launch([this, deployment, uid = *uid, done = std::move(done)](Expected<void> result) {
+    return deployment;
+}
+
+/// Opens a deployment to requests once it is ready, or cleans up after it.
+Deployment::Done Deployments::when_launched(const std::shared_ptr<Deployment>& deployment, LaunchDone done) {
+    return [this, deployment, uid = deployment->uid(), done = std::move(done)](Expected<void> result) {
         if (!result) {
             services_.models.remove(uid);
             const auto it = all_.find(uid);
@@ -173,7 +190,7 @@ void Deployments::launch_inspected(config::LaunchRequest request, model::ModelIn
         services_.models.put(std::move(served));
         recorded_[uid] = deployment->request().raw_json;
         save_state([uid, done] { done(uid); });
-    });
+    };
 }
 
 void Deployments::forget_old_failures() {

@@ -11,6 +11,7 @@
 
 #include "deployment.hpp"
 #include "model_directory.hpp"
+#include "model_pulls.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
@@ -24,6 +25,8 @@ class Deployments {
         const config::SupervisorSettings& settings;
         Workers& workers;
         ModelDirectory& models;
+        registry::Registry& registry;
+        ModelPulls& pulls;
         std::string control_unix;
         std::function<void(std::string reason)> fatal;  ///< ends the process with an error
     };
@@ -61,6 +64,11 @@ class Deployments {
     void worker_stats(const std::string& address, const wire::WorkerStats& stats);
 
   private:
+    void launch_by_name(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done);
+    void inspect_pulled(const std::shared_ptr<Deployment>& deployment, ModelPulls::Pulled pulled);
+    [[nodiscard]] static Error inspection_error(const config::LaunchRequest& request, Error e);
+    [[nodiscard]] Expected<std::shared_ptr<Deployment>> enlist(config::LaunchRequest request, model::ModelInfo info);
+    [[nodiscard]] Deployment::Done when_launched(const std::shared_ptr<Deployment>& deployment, LaunchDone done);
     void launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done);
     [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;

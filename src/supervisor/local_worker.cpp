@@ -1,5 +1,6 @@
 #include "local_worker.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -13,13 +14,44 @@
 
 #include "baton/base/clock.hpp"
 #include "baton/base/log.hpp"
+#include "baton/net/connection.hpp"
 
 namespace baton::supervisor {
 namespace {
 
 constexpr int64_t kWatchMs = 50;
 
+/// An address that a socket is bound to and others cannot connect to.
+bool is_unspecified(std::string_view ip) { return ip == "0.0.0.0" || ip == "::" || ip == "[::]"; }
+
+bool is_ip(const std::string& text) {
+    in6_addr ip{};
+    return ::inet_pton(AF_INET, text.c_str(), &ip) == 1 || ::inet_pton(AF_INET6, text.c_str(), &ip) == 1;
+}
+
+std::string ip_of(const std::string& ip_port) { return ip_port.substr(0, ip_port.rfind(':')); }
+
+std::string without_brackets(std::string ip) {
+    if (ip.starts_with('[') && ip.ends_with(']')) ip = ip.substr(1, ip.size() - 2);
+    return ip;
+}
+
 }  // namespace
+
+std::string advertised_ip(const config::SupervisorSettings& settings) {
+    if (!settings.advertise_address.empty()) return settings.advertise_address;
+    const std::string link = settings.link_address.empty() ? "" : without_brackets(ip_of(settings.link_address));
+    if (!link.empty() && !is_unspecified(link)) return link;
+    const bool everywhere = is_unspecified(settings.host);
+    if (link.empty() && !everywhere) return is_ip(settings.host) ? settings.host : "127.0.0.1";
+    return net::default_route_ip();
+}
+
+std::string advertised_http(const config::SupervisorSettings& settings, const std::string& bound) {
+    if (!is_unspecified(ip_of(bound))) return bound;
+    const std::string ip = advertised_ip(settings);
+    return (ip.find(':') == std::string::npos ? ip : "[" + ip + "]") + bound.substr(bound.rfind(':'));
+}
 
 LocalWorker::LocalWorker(boost::asio::io_context& io, config::WorkerSettings settings, std::string secret)
     : io_(io), settings_(std::move(settings)), secret_(std::move(secret)), timer_(io) {}

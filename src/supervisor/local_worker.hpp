@@ -11,6 +11,12 @@
 
 namespace baton::supervisor {
 
+/// The ip that the local worker is registered under, and that other hosts' replicas connect to: as set, else that of
+/// `link_address` or `host` where one names a real one, else the default route's; 127.0.0.1 where nothing leaves this host.
+[[nodiscard]] std::string advertised_ip(const config::SupervisorSettings& settings);
+/// `bound`, the ip:port that HTTP listens on, with an ip that others can use in place of "all interfaces".
+[[nodiscard]] std::string advertised_http(const config::SupervisorSettings& settings, const std::string& bound);
+
 /// The worker that `baton serve` runs as its child process: started, reaped, started again when it dies. Control thread.
 class LocalWorker {
   public:

@@ -29,9 +29,11 @@
 #include "cluster_api.hpp"
 #include "control_api.hpp"
 #include "deployments.hpp"
+#include "hub_environment.hpp"
 #include "inference_api.hpp"
 #include "local_worker.hpp"
 #include "metrics.hpp"
+#include "registry_api.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
@@ -49,10 +51,15 @@ class Supervisor {
           signals_(io_, SIGTERM, SIGINT),
           drain_timer_(io_),
           workers_({[this](const std::string& a) { on_worker(a); },
-                    [this](const std::string& a) { deployments_->worker_lost(a); },
+                    [this](const std::string& a) {
+                        pulls_.worker_lost(a);
+                        deployments_->worker_lost(a);
+                    },
                     [this](const wire::SpawnResult& r) { deployments_->replica_spawned(r); },
                     [this](const wire::ReplicaExited& r) { deployments_->replica_exited(r); },
-                    [this](const std::string& a, const wire::WorkerStats& s) { deployments_->worker_stats(a, s); }}) {}
+                    [this](const std::string& a, const wire::WorkerStats& s) { deployments_->worker_stats(a, s); },
+                    [this](const std::string& a, const wire::Message& m) { pulls_.on_message(a, m); }}),
+          pulls_(io_, workers_) {}
 
     ~Supervisor() {
         std::error_code ec;
@@ -95,20 +102,23 @@ class Supervisor {
         net::Endpoint at{run_dir_ + "/control.sock", settings_.link_address};
         BATON_TRY_ASSIGN(listener_, net::Listener::listen(io_, at, {"supervisor", "supervisor", secret_},
                                                           [this](std::shared_ptr<net::Connection> link) { on_link(std::move(link)); }));
-        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, at.unix_path, [this](std::string reason) { fatal(std::move(reason)); }});
+        registry_ = std::make_unique<registry::Registry>(settings_.state_dir + "/registrations.json");
+        deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, *registry_, pulls_, at.unix_path, [this](std::string reason) { fatal(std::move(reason)); }});
         inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
         if (!settings_.auth_file.empty()) {
             BATON_TRY_ASSIGN(auth_, Auth::load(settings_.auth_file));
             signals_.add(SIGHUP);
         }
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_});
-        cluster_ = std::make_unique<ClusterApi>(ClusterApi::Services{io_, background_, settings_, *deployments_, workers_, auth_.get(), [this] { return server_->address(); },
+        cluster_ = std::make_unique<ClusterApi>(ClusterApi::Services{io_, background_, settings_, *deployments_, workers_, auth_.get(), [this] { return advertised_http(settings_, server_->address()); },
                                                                      [this] { return draining_; },
                                                                      [this] { return render_metrics(*deployments_, workers_, auth_.get(), std::time(nullptr) - started_unix_); },
                                                                      [this] { boost::asio::post(io_, [this] { begin_stop(); }); }});
         inference_->add_routes(routes_);
         control_->add_routes(routes_);
         cluster_->add_routes(routes_);
+        registry_api_ = std::make_unique<RegistryApi>(RegistryApi::Services{io_, background_, *registry_, pulls_});
+        registry_api_->add_routes(routes_);
         http::ServerOptions options;
         options.host = settings_.host;
         options.port = settings_.port;
@@ -159,7 +169,8 @@ class Supervisor {
         config::WorkerSettings w;
         w.supervisor_unix = run_dir_ + "/control.sock";
         w.run_dir = run_dir_;
-        w.advertise_ip = settings_.advertise_address;
+        w.advertise_ip = advertised_ip(settings_);
+        w.listen_for_hosts = !settings_.link_address.empty();
         w.snapshot_bytes = settings_.snapshot_bytes;
         w.child_of_supervisor = true;
         w.log_format = settings_.log_format;
@@ -255,12 +266,15 @@ class Supervisor {
     boost::asio::steady_timer drain_timer_;
     ModelDirectory models_;
     Workers workers_;
+    ModelPulls pulls_;
+    std::unique_ptr<registry::Registry> registry_;
     std::unique_ptr<net::Listener> listener_;
     std::unique_ptr<Deployments> deployments_;
     std::unique_ptr<InferenceApi> inference_;
     std::unique_ptr<Auth> auth_;
     std::unique_ptr<ControlApi> control_;
     std::unique_ptr<ClusterApi> cluster_;
+    std::unique_ptr<RegistryApi> registry_api_;
     http::Router routes_;
     std::unique_ptr<LocalWorker> local_worker_;
     std::unique_ptr<http::Server> server_;
@@ -277,6 +291,7 @@ int run(const config::SupervisorSettings& settings) {
     (void)log::parse_level(settings.log_level, level);
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {});
     ::signal(SIGPIPE, SIG_IGN);
+    export_hub_settings(settings);
     Supervisor supervisor(settings);
     return supervisor.run();
 }

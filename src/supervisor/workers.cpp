@@ -5,6 +5,17 @@
 #include "baton/base/log.hpp"
 
 namespace baton::supervisor {
+namespace {
+
+/// Addresses of lost workers that are remembered.
+constexpr size_t kLostMax = 256;
+
+bool is_unspecified(const std::string& address) { return address.starts_with("0.0.0.0:") || address.starts_with("[::]:"); }
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address.starts_with("[::1]:"); }
+/// Whether its link came from here: what is loopback there is loopback here.
+bool is_on_this_machine(const Workers::Worker& w) { return w.link->remote() == "unix" || is_loopback(w.link->remote()); }
+
+}  // namespace
 
 void Workers::connected(std::shared_ptr<net::Connection> link) {
     // The address is known with WorkerReady, the first message. The handlers do not own their link: it lives while it is
@@ -14,31 +25,76 @@ void Workers::connected(std::shared_ptr<net::Connection> link) {
     link->start({[this, address, weak](net::Connection::Received r) {
                      const auto own = weak.lock();
                      if (!own) return;
-                     if (const auto* ready = std::get_if<wire::WorkerReady>(&r.message)) {
-                         if (address->empty()) {
-                             *address = ready->address;
-                             Worker& w = workers_[*address];
-                             if (w.link && w.link != own) w.link->close();
-                             w = Worker{};
-                             w.address = *address;
-                             w.link = own;
-                             w.registered_unix = std::time(nullptr);
-                             w.local = own->remote() == "unix";
-                         }
-                         workers_[*address].ready = *ready;
-                         log::info("worker.registered", {{"address", *address}, {"gpus", ready->gpus.size()}});
-                         events_.registered(*address);
+                     const auto* ready = std::get_if<wire::WorkerReady>(&r.message);
+                     if (ready == nullptr) {
+                         if (!address->empty()) on_message(*address, r.message);
                          return;
                      }
-                     if (!address->empty()) on_message(*address, r.message);
+                     if (is_unspecified(ready->address)) {
+                         log::warn("worker.refused", {{"address", ready->address}, {"remote", own->remote()}});
+                         own->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kInvalidArgument),
+                                                 ready->address + " is no address that others can reach; start the worker with --advertise-address"});
+                         return own->close();
+                     }
+                     if (address->empty()) *address = ready->address;
+                     if (*address == ready->address) registered(*ready, own);
                  },
                  [this, address, weak](const Error& e) {
                      const auto it = workers_.find(*address);
-                     if (it == workers_.end() || it->second.link != weak.lock()) return;
-                     log::warn("worker.lost", {{"address", *address}, {"reason", e.message}});
-                     workers_.erase(it);
-                     events_.lost(*address);
+                     if (it != workers_.end() && it->second.link == weak.lock()) lost(*address, e.message);
                  }});
+}
+
+void Workers::registered(const wire::WorkerReady& ready, const std::shared_ptr<net::Connection>& link) {
+    Worker& w = workers_[ready.address];
+    if (w.link != link) {
+        if (w.link) w.link->close();
+        w = Worker{};
+        w.address = ready.address;
+        w.link = link;
+        w.registered_unix = std::time(nullptr);
+        w.local = link->remote() == "unix";
+    }
+    w.ready = ready;
+    lost_hosts_.erase(ready.address);
+    log::info("worker.registered", {{"address", ready.address}, {"host_id", ready.host_id}, {"remote", link->remote()}, {"gpus", ready.gpus.size()}});
+    if (is_loopback(ready.address) && !is_on_this_machine(w))
+        log::warn("worker.address_unusable", {{"address", ready.address}, {"advice", "other hosts cannot reach it: no KV from its prefill replicas; start it with --advertise-address"}});
+    events_.registered(ready.address);
+}
+
+void Workers::lost(const std::string& address, const std::string& reason) {
+    log::warn("worker.lost", {{"address", address}, {"reason", reason}});
+    if (lost_hosts_.size() >= kLostMax) lost_hosts_.erase(lost_hosts_.begin());
+    lost_hosts_[address] = workers_.at(address).ready.host_id;
+    workers_.erase(address);
+    events_.lost(address);
+}
+
+Expected<void> Workers::check_transfer(const std::vector<config::ReplicaPlacement>& placements) const {
+    for (const config::ReplicaPlacement& p : placements) {
+        const Worker* source = p.role == Role::kPrefill ? find(p.worker_ip) : nullptr;
+        if (source == nullptr || !is_loopback(source->address)) continue;
+        for (const config::ReplicaPlacement& d : placements) {
+            const Worker* target = d.role == Role::kDecode ? find(d.worker_ip) : nullptr;
+            if (target == nullptr || target->ready.host_id == source->ready.host_id) continue;
+            // Hosts that are told apart by their settings alone share the loopback interface.
+            if (is_on_this_machine(*source) && is_on_this_machine(*target)) continue;
+            return fail(ErrorCode::kInvalidArgument,
+                        "no KV can be transferred from worker " + source->address + " to worker " + target->address +
+                            ": a loopback address means another host there; start the first with --advertise-address and an address that other hosts can reach",
+                        "replica_config");
+        }
+    }
+    return {};
+}
+
+bool Workers::replaces(const std::string& gone, const std::string& address) const {
+    const Worker* now = find(address);
+    if (now == nullptr || find(gone) != nullptr) return false;
+    if (now->local) return true;
+    const auto host = lost_hosts_.find(gone);
+    return host != lost_hosts_.end() && host->second == now->ready.host_id;
 }
 
 void Workers::on_message(const std::string& address, const wire::Message& message) {
@@ -54,6 +110,8 @@ void Workers::on_message(const std::string& address, const wire::Message& messag
     } else if (const auto* s = std::get_if<wire::WorkerStats>(&message)) {
         it->second.stats = *s;
         events_.stats(address, *s);
+    } else {
+        events_.other(address, message);
     }
 }
 

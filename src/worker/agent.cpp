@@ -1,6 +1,7 @@
 #include "worker/agent.hpp"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -55,6 +56,33 @@ Expected<std::pair<UniqueFd, uint16_t>> hold_port(const std::string& ip, uint16_
     return std::pair(std::move(fd), ntohs(six ? six_address->sin6_port : four_address->sin_port));
 }
 
+/// Our own ip on the way to the supervisor, which is what the hosts that reach the supervisor reach us by. Sends nothing:
+/// connecting a datagram socket only picks the route.
+std::string ip_towards(const std::string& host_port) {
+    std::string host = host_port.substr(0, host_port.rfind(':'));
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_DGRAM;
+    addrinfo* found = nullptr;
+    if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return net::default_route_ip();
+    std::string ip;
+    for (const addrinfo* at = found; at != nullptr && ip.empty(); at = at->ai_next) {
+        const UniqueFd fd(::socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+        sockaddr_storage own{};
+        socklen_t length = sizeof own;
+        char text[INET6_ADDRSTRLEN] = {};
+        if (!fd || ::connect(fd.get(), at->ai_addr, at->ai_addrlen) != 0 ||
+            ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0)
+            continue;
+        const void* raw = own.ss_family == AF_INET6
+                              ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6&>(own).sin6_addr)
+                              : static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(own).sin_addr);
+        if (::inet_ntop(own.ss_family, raw, text, sizeof text) != nullptr) ip = text;
+    }
+    ::freeaddrinfo(found);
+    return ip.empty() ? net::default_route_ip() : ip;
+}
+
 Expected<void> make_run_dir(const std::string& path) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
@@ -66,7 +94,9 @@ Expected<void> make_run_dir(const std::string& path) {
 }  // namespace
 
 Agent::Agent(boost::asio::io_context& io, AgentOptions options)
-    : io_(io), options_(std::move(options)), retry_timer_(io), stats_timer_(io) {}
+    : io_(io), options_(std::move(options)), retry_timer_(io), stats_timer_(io), pulls_(std::make_unique<Pulls>(io, [this](const wire::Message& m) {
+          if (link_) link_->send(m);
+      })) {}
 
 Agent::~Agent() { *alive_ = false; }
 
@@ -96,7 +126,7 @@ Expected<void> Agent::start() {
 Expected<void> Agent::choose_address() {
     const auto& s = options_.settings;
     std::string ip = s.advertise_ip;
-    if (ip.empty()) ip = s.supervisor_unix.empty() ? net::default_route_ip() : "127.0.0.1";
+    if (ip.empty()) ip = s.supervisor_unix.empty() ? ip_towards(s.supervisor_tcp) : "127.0.0.1";
     BATON_TRY_ASSIGN(auto held, hold_port(ip, s.worker_port));
     port_holder_ = std::move(held.first);
     address_ = (ip.find(':') == std::string::npos ? ip : "[" + ip + "]") + ":" + std::to_string(held.second);
@@ -167,6 +197,7 @@ void Agent::announce() {
 void Agent::on_link_lost(const Error& error) {
     link_.reset();
     stats_timer_.cancel();
+    pulls_->cancel_all();  // whoever asked is gone
     if (stopping_) {
         if (replicas_.empty()) io_.stop();
         return;
@@ -183,6 +214,9 @@ void Agent::on_link_lost(const Error& error) {
 void Agent::on_message(const wire::Message& message) {
     if (const auto* ask = std::get_if<wire::SpawnReplica>(&message)) return spawn(*ask);
     if (const auto* ask = std::get_if<wire::StopReplica>(&message)) return stop_replica(*ask);
+    if (const auto* ask = std::get_if<wire::PullModel>(&message)) return pulls_->start(*ask);
+    if (const auto* ask = std::get_if<wire::CancelPull>(&message)) return pulls_->cancel(ask->pull);
+    if (const auto* ask = std::get_if<wire::ListCached>(&message)) return pulls_->list_cached(ask->ask);
     if (const auto* refused = std::get_if<wire::Refused>(&message)) {
         log::error("supervisor refuses this worker", {{"reason", refused->reason}});
         return stop(options_.stop_grace_ms, 1);
@@ -242,8 +276,12 @@ void Agent::add_host_args(std::vector<std::string>& argv, const wire::ReplicaTar
     add("--host-id", host_id_);
     const uint64_t gpu_bytes = gpu_memory_bytes(argv);
     if (gpu_bytes > 0) add("--gpu-memory-bytes", std::to_string(gpu_bytes));
-    // Peers of other hosts exist only where the supervisor is reached over the network too.
-    if (s.supervisor_unix.empty()) add("--listen-ip", address_.substr(0, address_.rfind(':')));
+    // Peers of other hosts exist only where workers of other hosts may join.
+    if (s.supervisor_unix.empty() || s.listen_for_hosts) add("--listen-ip", address_.substr(0, address_.rfind(':')));
+    // The supervisor names the address it listens on, which may be "all interfaces"; we know one that leads there.
+    if (s.supervisor_unix.empty())
+        if (const auto named = std::find(argv.begin(), argv.end(), "--supervisor"); named != argv.end() && named + 1 != argv.end())
+            *(named + 1) = s.supervisor_tcp;
 }
 
 /// What a replica may take of its GPU's memory: its share of the whole card. 0 where it runs on the CPU.
@@ -310,6 +348,7 @@ void Agent::stop(int64_t grace_ms, int exit_code) {
     stopping_ = true;
     exit_code_ = exit_code;
     retry_timer_.cancel();
+    pulls_->cancel_all();
     for (auto& [key, r] : replicas_) {
         r.child->signal(SIGTERM);
         kill_after(r, grace_ms);

@@ -18,6 +18,7 @@
 #include "worker/gpu_list.hpp"
 #include "worker/gpu_meter.hpp"
 #include "worker/host_facts.hpp"
+#include "worker/pulls.hpp"
 #include "worker/snapshot_store.hpp"
 
 namespace baton::worker {
@@ -96,6 +97,7 @@ class Agent {
     bool was_registered_ = false;
     bool stopping_ = false;
     int exit_code_ = 0;
+    std::unique_ptr<Pulls> pulls_;
     std::map<Key, Replica> replicas_;
     std::map<Slot, Epoch> newest_;
     std::deque<wire::ReplicaExited> unreported_;  // exits while no supervisor was there to hear of them

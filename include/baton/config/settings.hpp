@@ -32,6 +32,9 @@ struct SupervisorSettings {
     int64_t supervisor_grace_ms = 60'000;
     bool allow_fault_hooks = false;
     bool share_gpus = true;              ///< several replicas may use one GPU
+    // Where models come from by name; "" what the environment says (baton/hub/hub.hpp).
+    std::string hub_endpoint, hub_token, hub_cache_dir, hub_ca_file, download_hub;
+    bool hub_offline = false;
     bool strict_fields = false;
     std::string default_model;
     std::vector<std::string> cors_origins;
@@ -49,6 +52,7 @@ struct WorkerSettings {
     int64_t supervisor_grace_ms = 60'000;
     bool share_weights = true;     ///< replicas of one model read the packed weights from one memory file
     bool child_of_supervisor = false;  ///< ends with its parent
+    bool listen_for_hosts = false;     ///< replicas of a worker on the supervisor's host listen for those of other hosts too
     std::string log_format = "text", log_level = "info";
     std::string link_secret;       ///< from the environment or the config file
 };

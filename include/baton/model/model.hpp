@@ -67,6 +67,10 @@ struct ModelInfo {
 /// are copied into the order of half-rotation RoPE. Errors as inspect_model.
 [[nodiscard]] Expected<backend::Plan> load_plan(const std::string& path);
 
+/// Whether a config.json describes a model that can run here: what inspect_model says of it, before
+/// there are weights. kCorrupt, kUnsupported.
+[[nodiscard]] Expected<void> check_config(std::string_view config_json);
+
 /// The real path of `path` when it lies inside the real path of `root` (relative paths start at
 /// `root`). An empty `root` fences nothing. kNotFound when it does not exist, kInvalidArgument
 /// (param "model_path") when it is outside.

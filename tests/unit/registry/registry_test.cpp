@@ -155,6 +155,7 @@ TEST(Registry, HostileRegistrationsAreRefused) {
         ASSERT_FALSE(added) << bad;
         EXPECT_EQ(added.error().code, ErrorCode::kInvalidArgument) << bad;
     }
+    EXPECT_EQ(registry.add(with("model_specs", Json::array()), false).error().message, "Invalid model: model_specs must be a list of at least one");
     EXPECT_TRUE(registry.add(kMine, false));
 }
 
