@@ -113,16 +113,26 @@ void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
             const auto found = must(linear->measure_all(matrix, m, stream.get()));
             const float own = std::min({best_of(found, Kind::kGemv), best_of(found, Kind::kTile), best_of(found, Kind::kDirect)});
             const double best = static_cast<double>(found.front().microseconds);
-            std::printf(" | m%u lt %.2f own %.2f held %.2f ring %.2f: %s", m, static_cast<double>(best_of(found, Kind::kLt)), static_cast<double>(own),
-                        static_cast<double>(best_of(found, Kind::kHeld)), static_cast<double>(best_of(found, Kind::kRing)), describe(found.front()).c_str());
+            std::printf(" | m%u lt %.2f own %.2f held %.2f ring %.2f slab %.2f: %s", m, static_cast<double>(best_of(found, Kind::kLt)), static_cast<double>(own),
+                        static_cast<double>(best_of(found, Kind::kHeld)), static_cast<double>(best_of(found, Kind::kRing)), static_cast<double>(best_of(found, Kind::kSlab)), describe(found.front()).c_str());
             if (m <= 128)
                 std::printf(" %.0fGB/s", 2e-3 * matrix.n * matrix.k / best);
             else
                 std::printf(" %.0fTF", 2e-6 * m * matrix.n * matrix.k / best);
-            if (detail != nullptr)
-                for (const Choice& c : found)
-                    std::fprintf(detail, "%s %s m %u: %s %.2f us\n", model.name, kNames[which], m, describe(c).c_str(),
-                                 static_cast<double>(c.microseconds));
+            if (detail == nullptr) continue;
+            const std::vector<Choice> order = linear->candidates(matrix, m);  // the library's answers, best guess first
+            const auto at_of = [&](const Choice& c) {
+                int at = 0;
+                for (const Choice& o : order) {
+                    if (o.kind != Kind::kLt) continue;
+                    if (o.algo == c.algo) break;
+                    ++at;
+                }
+                return at;
+            };
+            for (const Choice& c : found)
+                std::fprintf(detail, "%s %s m %u: %s%s %.2f us\n", model.name, kNames[which], m, describe(c).c_str(),
+                             c.kind == Kind::kLt ? (" answer " + std::to_string(at_of(c))).c_str() : "", static_cast<double>(c.microseconds));
         }
         std::printf("\n");
         std::fflush(stdout);
@@ -134,19 +144,20 @@ class Chain {
   public:
     Chain(const Weights& weights, LinearImpl& linear, uint32_t m, cudaStream_t stream)
         : weights_(weights), linear_(linear), m_(m), stream_(stream), x_(random_bf16(size_t{m} * weights.m.hidden)),
-          wide_(random_bf16(size_t{m} * std::max(weights.m.qkv, weights.m.ffn))),
+          wide_(random_bf16(size_t{m} * std::max(weights.m.qkv, 2 * weights.m.ffn))),
           logits_(must(DeviceBuffer::make(size_t{m} * weights.m.vocab * 4, "the bench"))) {}
 
     /// Milliseconds a step, back to back; infinity where a kernel refuses.
     /// `ahead`: 0 no prefetch; 1 the next product's weights; 2 those after the next; 3 qkv both, the others the next. The product
     /// `without` is left out.
-    float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0, int without = -1) {
+    /// `bare`: 1 without norms, 2 without SwiGLU as well.
+    float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0, int without = -1, int bare = 0) {
         cudaGraph_t graph = nullptr;
         check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
         cudaError_t status = cudaSuccess;
         for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
             for (int i = 0; i < 4 && status == cudaSuccess; ++i)
-                if (i != without) status = linear_.run_as({stream_, pdl}, ahead_of(i, l, ahead), i % 2 == 0 ? x_.data() : wide_.data(), m_,
+                if (i != without) status = linear_.run_as({stream_, pdl}, bare_of(ahead_of(i, l, ahead), bare), i % 2 == 0 ? x_.data() : wide_.data(), m_,
                                         i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
         if (status == cudaSuccess && without != 4) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
         const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
@@ -169,6 +180,11 @@ class Chain {
     }
 
   private:
+    static Matrix bare_of(Matrix matrix, int bare) {
+        if (bare > 0) matrix.norm = nullptr;
+        if (bare > 1 && matrix.out == Out::kSwiGlu) matrix.out = Out::kStore;
+        return matrix;
+    }
     Matrix ahead_of(int i, uint32_t layer, int ahead) const {
         Matrix matrix = weights_.matrix(i, layer);
         if (ahead == 0) return matrix;
@@ -210,10 +226,10 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
                     break;
                 }
         }
-        std::vector<Choice> others = ways;  // without rings
+        std::vector<Choice> others = ways;  // without slabs
         for (size_t i = 0; i < 5; ++i)
             for (const Choice& c : found[i])
-                if (c.kind != Kind::kRing && c.kind != Kind::kHeld) {
+                if (c.kind != Kind::kSlab) {
                     others[i] = c;
                     break;
                 }
@@ -243,7 +259,7 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
         const float whole = chain.time(ways, true);
         for (int i = 0; i < 5; ++i)
             std::printf(" %s %.2f", kNames[i], 1e3 * static_cast<double>(whole - chain.time(ways, true, 0, i)) / (i < 4 ? model.layers : 1));
-        for (const int ahead : {0, 1, 2, 3}) std::printf(", ahead %d %.3f", ahead, static_cast<double>(chain.time(ways, true, ahead)));
+        std::printf(", library without norms %.3f, without SwiGLU %.3f", static_cast<double>(chain.time(library, true, 0, -1, 1)), static_cast<double>(chain.time(library, true, 0, -1, 2)));
         std::printf("\n");
         std::fflush(stdout);
     }
@@ -296,13 +312,11 @@ int main(int argc, char** argv) {
     std::string parts;
     for (int i = 2; i < argc; ++i) parts += std::string(argv[i]) + " ";
     const auto wanted = [&](const char* part) { return parts.empty() || parts.find(part) != std::string::npos; };
-    if (wanted("tuning")) {
-        tuning(kQwen06);
-        tuning(kLlama8);
-    }
+    if (wanted("tuning")) tuning(kQwen06);
+    if (wanted("tuning8")) tuning(kLlama8);
     if (wanted("chains")) {
-        chains(kQwen06, 28, {1, 16, 32, 64}, detail);
-        chains(kLlama8, 2, {64, 256}, detail);
+        chains(kQwen06, 28, {8, 16, 32, 64}, detail);
+        chains(kLlama8, 2, {32, 64, 256}, detail);
     }
     if (wanted("table")) {
         const std::vector<uint32_t> rows = {1, 8, 16, 32, 64, 128, 256, 1024, 4096};

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/gemm_ring_table.cuh"
 #include "backend/cuda/linear_ring.hpp"
+#include "backend/cuda/tensor_map.hpp"
 
 namespace baton::backend::cuda {
 
@@ -11,36 +12,12 @@ namespace {
 using gemm::kRingDepth;
 using gemm::RingEntry;
 
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                                 const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}}};
 constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
 
-/// The driver's function, found through the runtime so that nothing links against the driver.
-EncodeTiled find_encode() {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return nullptr;
-    return reinterpret_cast<EncodeTiled>(entry);
-}
-EncodeTiled encoder() {
-    static const EncodeTiled encode = find_encode();
-    return encode;
-}
-
 /// Describes rows [rows, k] to the copy engine, in boxes of 64 elements of `box_rows` rows; what lies outside reads as zero.
 bool describe(CUtensorMap& map, Elem elem, const void* from, uint32_t rows, uint32_t k, uint32_t box_rows) {
-    const cuuint64_t sizes[2] = {k, rows};
-    const cuuint64_t strides[1] = {cuuint64_t{k} * 2};
-    const cuuint32_t box[2] = {kRingDepth, box_rows};
-    const cuuint32_t steps[2] = {1, 1};
-    return encoder()(&map, elem == Elem::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                     const_cast<void*>(from), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return describe_tensor<2>(map, elem, from, {k, rows}, {cuuint64_t{k} * 2}, {kRingDepth, box_rows});
 }
 
 RingEntry entry_of(Elem elem, uint8_t variant) {
@@ -75,7 +52,7 @@ cudaError_t ring_prepare(Elem elem, RingLimits& limits) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess || major != 9 || encoder() == nullptr) return error;
+    if (error != cudaSuccess || major != 9 || tensor_map_encoder() == nullptr) return error;
     const auto table = elem == Elem::kBF16 ? gemm::ring_table_bf16() : gemm::ring_table_f16();
     // A build without sm_90a runs on such a device from older PTX, in which these kernels are empty.
     cudaFuncAttributes attributes = {};

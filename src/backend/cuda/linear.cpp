@@ -44,6 +44,7 @@ Expected<std::unique_ptr<LinearImpl>> LinearImpl::make(const LinearOptions& opti
     linear->pdl_ = properties.major == 9;
     BATON_CUDA_TRY(tile_prepare(linear->limits_), "preparing the product kernels");
     BATON_CUDA_TRY(held_prepare(options.elem, linear->held_most_), "preparing the product kernels");
+    BATON_CUDA_TRY(slab_prepare(options.elem, linear->slab_most_), "preparing the product kernels");
     BATON_CUDA_TRY(ring_prepare(options.elem, linear->ring_limits_), "preparing the product kernels");
     BATON_TRY_ASSIGN(linear->lt_, Lt::create());
     linear->identity_ = {properties.name, Lt::version()};
@@ -130,6 +131,7 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
         case Kind::kGemv: return !options_.deterministic && gemv_takes(product, choice.gemv);
         case Kind::kDirect: return !options_.deterministic && direct_takes(product, choice.direct);
         case Kind::kHeld: return !options_.deterministic && held_takes(product, choice.held, held_most_);
+        case Kind::kSlab: return !options_.deterministic && slab_takes(product, choice.slab, slab_most_);
         case Kind::kRing: return !options_.deterministic && ring_takes(product, choice.ring, ring_limits_);
         case Kind::kTile:
             if (options_.deterministic &&
@@ -222,6 +224,33 @@ void LinearImpl::add_held(const Product& product, std::vector<Choice>& found) co
     }
 }
 
+void LinearImpl::add_slab(const Product& product, std::vector<Choice>& found) const {
+    const auto shapes = slab_shapes();
+    const Matrix& matrix = product.matrix;
+    const uint32_t units = ceil_div(matrix.k, 32);
+    constexpr uint32_t kAtOnce = 4;  // units of k that a warp asks for together
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const uint32_t x_rows = shapes[v].x_tiles * 16u;
+        if (product.m > x_rows || product.m * 2 <= x_rows - 16) continue;
+        const uint32_t tiles = ceil_div(result_columns(matrix), shapes[v].w_tiles * (matrix.out == Out::kSwiGlu ? 4u : 8u));
+        for (const uint32_t splits : {1u, 2u, 4u}) {
+            const uint32_t blocks = tiles * splits;
+            const uint32_t each = ceil_div(units, splits);
+            for (const uint32_t passes : {1u, 2u, 3u}) {
+                const uint32_t slices = std::min<uint32_t>(ceil_div(each, kAtOnce * passes), shapes[v].warps_max);
+                if (slices < 4 || ceil_div(each, kAtOnce * slices) != passes) continue;
+                Choice choice;
+                choice.kind = Kind::kSlab;
+                choice.slab = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(splits)};
+                if (!slab_takes(product, choice.slab, slab_most_)) continue;
+                // All blocks at once, so that none waits for another's memory; and most multiprocessors busy.
+                const uint32_t fit = std::min((slab_most_ + 1024) / (slab_bytes(matrix, choice.slab) + 1024), 2u);
+                if (blocks <= multiprocessors_ * fit && blocks * 2 >= multiprocessors_) found.push_back(choice);
+            }
+        }
+    }
+}
+
 void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) const {
     if (ring_limits_.shared_bytes == 0) return;
     const Matrix& matrix = product.matrix;
@@ -282,6 +311,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
         if (m <= 16) add_direct(product, found);
         if (m <= 2) add_gemv(product, found);
         if (m == 1) add_held(product, found);
+        if (m > 2 && m <= 32) add_slab(product, found);
         for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? 3 : 8)) {
             Choice choice;
             choice.algo = algo;
@@ -327,7 +357,7 @@ cudaError_t LinearImpl::run(const Launch& launch, const Matrix& matrix, const vo
 
 cudaError_t LinearImpl::run_as(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out,
                                const Choice& choice) {
-    const bool fused = choice.kind == Kind::kGemv || choice.kind == Kind::kDirect || choice.kind == Kind::kHeld ||
+    const bool fused = choice.kind == Kind::kGemv || choice.kind == Kind::kDirect || choice.kind == Kind::kHeld || choice.kind == Kind::kSlab ||
                        (choice.kind == Kind::kTile && choice.tile.norm_fused) || (choice.kind == Kind::kRing && choice.ring.norm_fused);
     const bool normed = matrix.norm != nullptr && !fused;
     const bool wide = needs_wide(matrix) && choice.kind == Kind::kLt;
@@ -362,6 +392,7 @@ cudaError_t LinearImpl::run_rows(const Launch& launch, const Matrix& matrix, con
     if (choice.kind == Kind::kDirect) return direct(launch, product, choice.direct);
     if (choice.kind == Kind::kTile) return tile(launch, product, choice.tile);
     if (choice.kind == Kind::kHeld) return held(launch, product, choice.held);
+    if (choice.kind == Kind::kSlab) return slab(launch, product, choice.slab);
     if (choice.kind == Kind::kRing) return ring(launch, product, choice.ring, ring_limits_);
     if (const auto e = lt_->run(launch.stream, product, choice.algo); e != cudaSuccess) return e;
     if (matrix.bias == nullptr || Lt::takes_bias(matrix)) return cudaSuccess;

@@ -64,10 +64,6 @@ class Linear {
     [[nodiscard]] virtual std::string choices() const = 0;
 };
 
-/// out [rows, hidden] = rows `tokens` of table [vocab, hidden]. tokens[i] < 0: the id is `last`[state[i]] instead, which an
-/// earlier step sampled. `tokens` and `state` are device arrays [rows].
-cudaError_t embed(const Launch& launch, Elem elem, const void* table, uint32_t hidden, uint32_t vocab, const int32_t* tokens,
-                  const int32_t* state, const int32_t* last, uint32_t rows, void* out);
 /// out [rows, k] = RMS norm of x · weight.
 cudaError_t rms_norm(const Launch& launch, Elem elem, const void* x, const float* weight, float eps, uint32_t rows, uint32_t k,
                      void* out);

@@ -10,10 +10,11 @@
 #include "backend/cuda/linear_held.hpp"
 #include "backend/cuda/linear_lt.hpp"
 #include "backend/cuda/linear_ring.hpp"
+#include "backend/cuda/linear_slab.hpp"
 
 namespace baton::backend::cuda {
 
-enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3, kRing = 4, kHeld = 5 };
+enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3, kRing = 4, kHeld = 5, kSlab = 6 };
 
 /// How a product runs at one bucket of m.
 struct Choice {
@@ -22,6 +23,7 @@ struct Choice {
     TileConfig tile;
     DirectConfig direct;
     RingConfig ring;
+    SlabConfig slab;
     uint8_t held = 0;        ///< variant
     LtAlgo algo = {};
     float microseconds = 0;  ///< as tuned; 0: not measured

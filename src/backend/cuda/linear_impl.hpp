@@ -71,6 +71,7 @@ class LinearImpl final : public Linear {
     void add_direct(const Product& product, std::vector<Choice>& found) const;
     void add_tile(const Product& product, std::vector<Choice>& found) const;
     void add_ring(const Product& product, std::vector<Choice>& found) const;
+    void add_slab(const Product& product, std::vector<Choice>& found) const;
     void add_held(const Product& product, std::vector<Choice>& found) const;
     cudaError_t run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out, const Choice& choice);
     /// A candidate's time in a row of `links`, into `choice`; infinity where it does not run.
@@ -87,6 +88,7 @@ class LinearImpl final : public Linear {
     std::unique_ptr<Lt> lt_;
     TileLimits limits_;
     RingLimits ring_limits_;
+    uint32_t slab_most_ = 0;  // bytes of shared memory, of a slab's block
     uint32_t held_most_ = 0;  // bytes of shared memory, of a held product's block
     uint32_t multiprocessors_ = 1;
     bool pdl_ = false;

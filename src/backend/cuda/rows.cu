@@ -1,4 +1,4 @@
-// Kernels that treat each row by itself: embedding, norm, SwiGLU, gather, bias. Bound by memory: 16 bytes a thread.
+// Kernels that treat each row by itself: norm, SwiGLU, gather, bias. Bound by memory: 16 bytes a thread.
 #include "backend/cuda/gemm_device.cuh"
 #include "backend/cuda/linear_kernels.hpp"
 
@@ -9,19 +9,6 @@ namespace {
 using dev::launch_dependents;
 using dev::Ops;
 using dev::wait_for_earlier;
-
-__global__ void __launch_bounds__(256)
-    embed_kernel(const uint4* table, uint32_t words, uint32_t vocab, const int32_t* tokens, const int32_t* state,
-                 const int32_t* last, uint4* out) {
-    launch_dependents();
-    wait_for_earlier();
-    const uint32_t row = blockIdx.x;
-    int32_t id = tokens[row];
-    if (id < 0) id = last[state[row]];
-    const uint32_t safe = min(static_cast<uint32_t>(max(id, 0)), vocab - 1);
-    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
-        out[static_cast<size_t>(row) * words + i] = table[static_cast<size_t>(safe) * words + i];
-}
 
 __global__ void __launch_bounds__(256) gather_kernel(const uint4* x, const int32_t* index, uint32_t words, uint4* out) {
     launch_dependents();
@@ -39,6 +26,14 @@ __global__ void __launch_bounds__(kNormThreadsMax)
     norm_kernel(const uint4* x, const float4* weight, float eps, uint32_t words, float inverse_k, uint4* out) {
     __shared__ float sums[kNormThreadsMax / 32];
     launch_dependents();
+    // The weights of one step have driven a norm's out of all caches by the next: it is read ahead of the wait.
+    uint4 g[V][2];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        const uint32_t i = threadIdx.x + static_cast<uint32_t>(v) * blockDim.x;
+        g[v][0] = i < words ? dev::load_once(weight + 2 * i) : uint4{};
+        g[v][1] = i < words ? dev::load_once(weight + 2 * i + 1) : uint4{};
+    }
     wait_for_earlier();
     const size_t base = static_cast<size_t>(blockIdx.x) * words;
     uint4 held[V];
@@ -67,11 +62,9 @@ __global__ void __launch_bounds__(kNormThreadsMax)
         if (i >= words) continue;
         float f[8];
         gemm::unpack8<T>(held[v], f);
-        const float4 lo = weight[2 * i];
-        const float4 hi = weight[2 * i + 1];
-        const float g[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+        const uint32_t words8[8] = {g[v][0].x, g[v][0].y, g[v][0].z, g[v][0].w, g[v][1].x, g[v][1].y, g[v][1].z, g[v][1].w};
 #pragma unroll
-        for (int e = 0; e < 8; ++e) f[e] = f[e] * scale * g[e];
+        for (int e = 0; e < 8; ++e) f[e] = f[e] * scale * __uint_as_float(words8[e]);
         out[base + i] = dev::pack8<T>(f);
     }
 }
@@ -129,14 +122,6 @@ cudaError_t norm(const Launch& launch, const void* x, const float* weight, float
 }
 
 }  // namespace
-
-cudaError_t embed(const Launch& launch, Elem, const void* table, uint32_t hidden, uint32_t vocab, const int32_t* tokens,
-                  const int32_t* state, const int32_t* last, uint32_t rows, void* out) {
-    if (rows == 0) return cudaSuccess;
-    if (hidden == 0 || hidden % 8 != 0 || vocab == 0) return cudaErrorInvalidValue;
-    return start(launch, embed_kernel, rows, row_threads(hidden / 8, 256), 0, 1, static_cast<const uint4*>(table),
-                       hidden / 8, vocab, tokens, state, last, static_cast<uint4*>(out));
-}
 
 cudaError_t rms_norm(const Launch& launch, Elem elem, const void* x, const float* weight, float eps, uint32_t rows,
                      uint32_t k, void* out) {

@@ -1,0 +1,116 @@
+// The products whose operands come through shared memory ahead of the kernel before, rings and slabs, in every configuration.
+#include <gtest/gtest.h>
+
+#include "cuda/linear_cases.cuh"
+
+namespace baton::backend::cuda {
+namespace {
+
+/// Rings of every tile, cut and shared in every way, with stages that are used over and over and with all that fit, on tails of
+/// every size; more tiles than blocks, and blocks without a tile.
+template <class T>
+void every_ring(Elem elem, uint32_t salt) {
+    RingLimits limits;
+    ASSERT_EQ(ring_prepare(elem, limits), cudaSuccess);
+    if (limits.shared_bytes == 0) GTEST_SKIP() << "no sm_90 code or device here";
+    limits.multiprocessors = 8;
+    uint32_t ran = 0;
+    uint32_t failures = 0;
+    const bool checker = size_limit() != ~uint64_t{0};
+    const std::vector<Shape> shapes = checker ? std::vector<Shape>{{200, 392, kAdd, false, true}, {272, 328, kSwiGlu, true, true}}
+                                              : std::vector<Shape>{{1064, 1160, kAdd, false, true},
+                                                                   {1232, 520, kSwiGlu, true, true},
+                                                                   {2048, 1024, kSwiGlu, false, false},
+                                                                   {1544, 776, kF32, true, false},
+                                                                   {584, 2048, kStore, true, true}};
+    const std::vector<uint32_t> rows = checker ? std::vector<uint32_t>{23} : std::vector<uint32_t>{23, 64, 129, 389};
+    const std::vector<uint8_t> cuts = checker ? std::vector<uint8_t>{1, 4} : std::vector<uint8_t>{1, 2, 4, 8};
+    const std::vector<uint8_t> shares = checker ? std::vector<uint8_t>{1, 2} : std::vector<uint8_t>{1, 2, 4};
+    const std::vector<uint8_t> depths = checker ? std::vector<uint8_t>{2, 16} : std::vector<uint8_t>{2, 3, 16};
+    for (const Shape& shape : shapes) {
+        Case<T> c(shape, rows.back(), seed_of_run() + salt + shape.n);
+        for (const uint32_t m : rows)
+            for (size_t v = 0; v < ring_shapes().size(); ++v)
+                for (const uint8_t splits : cuts)
+                    for (const uint8_t share : shares)
+                        for (const uint8_t stages : depths) {
+                            Product product = {elem, c.matrix, c.x(), m, c.out()};
+                            const uint32_t room = limits.shared_bytes - 1024;
+                            const uint32_t fits = room / (ring_shapes()[v].cols * 128u + ring_shapes()[v].rows * 128u);
+                            RingConfig config = {static_cast<uint8_t>(v), splits, share, static_cast<uint8_t>(std::min<uint32_t>(stages, fits)),
+                                                 static_cast<uint8_t>(std::min<uint32_t>(stages == 3 ? 2 : stages, fits)), false};
+                            if (c.matrix.norm != nullptr) config.norm_fused = true;
+                            config.norm_rows = config.norm_fused && stages != 16;
+                            while (config.norm_rows && config.x_stages > 2 && !ring_takes(product, config, limits)) --config.x_stages;
+                            if (!ring_takes(product, config, limits)) config.norm_fused = config.norm_rows = false;
+                            if (!config.norm_fused) product.matrix.norm = nullptr;
+                            // Without the norm fused the oracle does not fit.
+                            if (shape.norm && !config.norm_fused) continue;
+                            if (!ring_takes(product, config, limits)) continue;
+                            c.prepare(m);
+                            const cudaError_t e = ring({}, product, config, limits);
+                            const std::string wrong = e != cudaSuccess ? cudaGetErrorString(e) : c.check(m, tolerance(elem, shape));
+                            ++ran;
+                            EXPECT_EQ(wrong, "") << shape.n << " x " << shape.k << " out " << static_cast<int>(shape.out) << " m " << m << " tile "
+                                                 << ring_shapes()[v].rows << " x " << ring_shapes()[v].cols << " splits " << int{splits} << " share "
+                                                 << int{share} << " stages " << int{config.w_stages} << ',' << int{config.x_stages};
+                            if (!wrong.empty()) cudaGetLastError();
+                            if (!wrong.empty() && ++failures > 20) FAIL() << "too many failures";
+                        }
+    }
+    std::printf("%u products checked\n", ran);
+}
+
+TEST(Linear, EveryRing) {
+    NEEDS_GPU();
+    every_ring<__nv_bfloat16>(Elem::kBF16, 7000);
+    every_ring<__half>(Elem::kF16, 8000);
+}
+
+/// Slabs of every shape, cut in every way, on tails of every size: of k, of the columns, of the rows.
+template <class T>
+void every_slab(Elem elem, uint32_t salt) {
+    uint32_t shared = 0;
+    ASSERT_EQ(slab_prepare(elem, shared), cudaSuccess);
+    if (shared == 0) GTEST_SKIP() << "no sm_90 code or device here";
+    uint32_t ran = 0;
+    uint32_t failures = 0;
+    const bool checker = size_limit() != ~uint64_t{0};
+    const std::vector<Shape> shapes = checker ? std::vector<Shape>{{202, 392, kAdd, false, true}, {272, 328, kSwiGlu, true, true}}
+                                              : std::vector<Shape>{{1064, 1160, kAdd, false, true}, {1232, 520, kSwiGlu, true, true},
+                                                                   {2048, 1024, kSwiGlu, false, false}, {1546, 776, kF32, true, false},
+                                                                   {4096, 1024, kStore, true, false}, {1024, 3072, kAdd, false, false},
+                                                                   {584, 2048, kStore, true, true}, {90, 136, kAdd, false, false}};
+    const std::vector<uint32_t> rows = checker ? std::vector<uint32_t>{13, 27} : std::vector<uint32_t>{1, 2, 3, 5, 8, 9, 15, 16, 17, 27, 32};
+    for (const Shape& shape : shapes) {
+        Case<T> c(shape, rows.back(), seed_of_run() + salt + shape.n);
+        for (const uint32_t m : rows)
+            for (size_t v = 0; v < slab_shapes().size(); ++v)
+                for (const uint8_t splits : checker ? std::vector<uint8_t>{1, 4} : std::vector<uint8_t>{1, 2, 4})
+                    for (const uint8_t slices : checker ? std::vector<uint8_t>{3, 8} : std::vector<uint8_t>{1, 3, 8, 12}) {
+                        const SlabConfig config = {static_cast<uint8_t>(v), slices, splits};
+                        const Product product = {elem, c.matrix, c.x(), m, c.out()};
+                        if (!slab_takes(product, config, shared)) continue;
+                        c.prepare(m);
+                        const cudaError_t e = slab({}, product, config);
+                        const std::string wrong = e != cudaSuccess ? cudaGetErrorString(e) : c.check(m, tolerance(elem, shape, m));
+                        ++ran;
+                        EXPECT_EQ(wrong, "") << shape.n << " x " << shape.k << " out " << static_cast<int>(shape.out) << " m " << m << " tiles "
+                                             << int{slab_shapes()[v].x_tiles} << " x " << int{slab_shapes()[v].w_tiles} << " splits " << int{splits}
+                                             << " slices " << int{slices};
+                        if (!wrong.empty()) cudaGetLastError();
+                        if (!wrong.empty() && ++failures > 20) FAIL() << "too many failures";
+                    }
+    }
+    std::printf("%u products checked\n", ran);
+    EXPECT_GT(ran, checker ? 20u : 100u);
+}
+
+TEST(Linear, EverySlab) {
+    NEEDS_GPU();
+    every_slab<__nv_bfloat16>(Elem::kBF16, 9000);
+    every_slab<__half>(Elem::kF16, 10000);
+}
+
+}  // namespace
+}  // namespace baton::backend::cuda
