@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kScratchMax = size_t{128} << 20;  // bytes of each intermediate buffer, unless one row is larger
 constexpr uint32_t kRowsLimit = 1u << (kBuckets - 1);
 constexpr uint32_t kChunk = 256;  // elements of k a warp of the matrix-vector kernel reads at once
+constexpr uint32_t kAnswers = 5;     // of the library that are measured: its later ones were the quickest by 1.2 % at most, and each is a kernel to load
+constexpr uint32_t kAnswersFew = 3;  // up to 32 rows
 
 bool needs_wide(const Matrix& matrix) { return matrix.out == Out::kSwiGlu; }
 
@@ -312,7 +314,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
         if (m <= 2) add_gemv(product, found);
         if (m == 1) add_held(product, found);
         if (m > 2 && m <= 32) add_slab(product, found);
-        for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? 3 : 8)) {
+        for (const LtAlgo& algo : lt_->heuristics(product, m <= 32 ? kAnswersFew : kAnswers)) {
             Choice choice;
             choice.algo = algo;
             found.push_back(choice);
