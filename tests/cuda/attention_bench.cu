@@ -13,7 +13,7 @@
 #include "backend/cuda/flashinfer_prefill.hpp"
 #endif
 
-/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|chain|chain2|prefill|prefill90|append]...
+/// Times the attention kernels and their variants in CUDA graphs. Usage: attention_bench [decode|lengths|chain|chain2|prefill|prefill90|append]...
 /// Built on request (target attention_bench).
 namespace baton::test {
 namespace {
@@ -261,6 +261,74 @@ void bench_decode(int sms) {
         }
 }
 
+/// A batch whose lengths rise evenly from `low` to `high`, and one sequence more of length `extra` where that is not 0.
+struct Lengths {
+    const char* name;
+    int count, low, high, extra;
+    [[nodiscard]] std::vector<int32_t> all() const {
+        std::vector<int32_t> v;
+        for (int i = 0; i < count; ++i)
+            v.push_back(low + (high - low) * i / std::max(1, count - 1));
+        if (extra != 0)
+            v.push_back(extra);
+        return v;
+    }
+};
+constexpr Lengths kLengths[] = {{"16 of 1024", 16, 1024, 1024, 0},      {"16 of 512 to 1112", 16, 512, 1112, 0},
+                                {"16 of 800 and 8k", 16, 800, 800, 8192}, {"16 of 512 to 1112 and 8k", 16, 512, 1112, 8192},
+                                {"32 of 1024", 32, 1024, 1024, 0},      {"32 of 512 to 1112", 32, 512, 1112, 0},
+                                {"64 of 1024", 64, 1024, 1024, 0},      {"64 of 512 to 1536", 64, 512, 1536, 0},
+                                {"64 of 1024 and 8k", 64, 1024, 1024, 8192}, {"256 of 1024", 256, 1024, 1024, 0}};
+
+struct LengthVariant {
+    const char* name;
+    bool chosen;  ///< the grid of decode_splits, else one block a multiprocessor
+    cudaError_t (*run)(const cuda::Launch&, const cuda::DecodeAttention&);
+};
+template <int WARPS, int STAGES>
+cudaError_t line(const cuda::Launch& launch, const cuda::DecodeAttention& a) {
+    return cuda::launch_decode<Elem::kBF16, 128, WARPS, STAGES, 1, 1>(launch, a, false);
+}
+constexpr LengthVariant kLengthVariants[] = {{"as chosen", true, cuda::decode_attention}, {"shared evenly", false, line<8, 2>},
+                                             {"4 warps", false, line<4, 4>}};
+
+/// Batches of even and uneven lengths, variants in turns; norm, rotation and append inside.
+void bench_lengths(int sms) {
+    std::printf("decode, fused, us and TB/s of KV per layer, the better of two rounds; columns: ");
+    for (const auto& v : kLengthVariants)
+        std::printf("%s, ", v.name);
+    std::printf("\n");
+    for (const Model& m : std::span(kModels).first(2))
+        for (const Lengths& c : kLengths) {
+            const std::vector<int32_t> lens = c.all();
+            const double tokens = std::accumulate(lens.begin(), lens.end(), 0.0);
+            const double bytes = tokens * m.kv_heads * m.d * 4;
+            const auto layers = static_cast<uint32_t>(std::clamp(2e9 / bytes, 4.0, 14.0));
+            const Bed bed(m.heads, m.kv_heads, m.d, 64, lens, layers, lens.size());
+            const auto longest = static_cast<uint32_t>(*std::max_element(lens.begin(), lens.end()));
+            std::vector<double> best(std::size(kLengthVariants), 1e9);
+            for (int round = 0; round < 2; ++round)
+                for (size_t i = 0; i < best.size(); ++i) {
+                    const LengthVariant& v = kLengthVariants[i];
+                    const uint32_t grid = v.chosen ? cuda::decode_splits(static_cast<uint32_t>(lens.size()), m.kv_heads, longest, static_cast<uint32_t>(sms))
+                                                   : static_cast<uint32_t>(sms);
+                    best[i] = std::min(best[i], graph_us([&](cudaStream_t s) {
+                                                    for (uint32_t l = 0; l < layers; ++l) {
+                                                        const cuda::RopeAppend fused = bed.fused(l);
+                                                        cuda::DecodeAttention a = bed.decode(l, grid);
+                                                        a.fused = &fused;
+                                                        a.early = true;
+                                                        BATON_CUDA(v.run({s, true}, a));
+                                                    }
+                                                }) / layers);
+                }
+            std::printf("%-9s %-25s floor %6.1f |", m.name, c.name, bytes / kBandwidth * 1e6);
+            for (const double us : best)
+                std::printf(" %6.1f (%.2f)", us, bytes / us / 1e6);
+            std::printf("\n");
+        }
+}
+
 /// What an attention adds to a layer of four matrix products (8, 4, 12 and 6 MB of weights) that prefetch them, in one chain.
 template <int HELD>
 void bench_chain(int sms) {
@@ -399,6 +467,8 @@ int main(int argc, char** argv) {
     auto wanted = [&](const char* name) { return what.empty() || std::find(what.begin(), what.end(), name) != what.end(); };
     if (wanted("decode"))
         baton::test::bench_decode(sms);
+    if (wanted("lengths"))
+        baton::test::bench_lengths(sms);
     if (wanted("chain"))
         baton::test::bench_chain<16>(sms);
     if (wanted("chain2"))
