@@ -341,7 +341,7 @@ TEST(ParseLaunch, EnvsReachTheProcessesUnlessTheyChangeWhatRuns) {
     EXPECT_EQ(r->envs, want);
     EXPECT_TRUE(r->ignored.empty());
     const std::pair<const char*, const char*> kCases[] = {
-        {R"({"envs":["A"]})", "envs must be an object of strings, got an array"},
+        {R"({"envs":["A"]})", "envs must be an object of strings, got a list"},
         {R"({"envs":{"LD_PRELOAD":"/x.so"}})", "envs must not set LD_PRELOAD"},
         {R"({"envs":{"BATON_LINK_SECRET":"x"}})", "envs must not set BATON_LINK_SECRET"},
         {R"({"envs":{"A=B":"x"}})", "is none of an environment variable"},
