@@ -95,7 +95,9 @@ void Pulls::start(const wire::PullModel& ask) {
                 told_ms = now;
                 post([this, progress = told(ask.pull, p)] { send_(progress); });
             };
-            return pull_model(ask, on_progress, stop);
+            wire::PullDone done = pull_model(ask, on_progress, stop);
+            log::info("download ends", {{"repo", ask.repo}, {"commit", done.commit}, {"error", done.error}});
+            return done;
         } catch (const std::exception& e) {
             return failed(ask.pull, {ErrorCode::kInternal, std::string("the download failed: ") + e.what(), ""});
         }
