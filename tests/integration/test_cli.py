@@ -270,6 +270,66 @@ def test_generate_and_launch_on_a_terminal(server):
     assert [m["id"] for m in server.http.get("/v1/models").json()["data"]] == [UID]
 
 
+def test_models_by_name(server, tmp_path):
+    rows = cli(server, "registrations").stdout
+    assert re.search(r"^qwen2\.5-instruct +0\.5, 1\.5, .*chat.* yes$", rows, re.M), rows
+    assert json.loads(cli(server, "registrations", "--json").stdout)[0]["model_specs"]
+    rows = cli(server, "engine", "-n", "qwen2.5-instruct", "-en", "vllm", "-s", "0.5", "-f", "pytorch").stdout
+    assert re.search(r"^qwen2\.5-instruct +vLLM +pytorch +0_5 ", rows, re.M) and " 7 " not in rows, rows
+    assert "no engine serves" in cli(server, "engine", "-n", "qwen2.5-instruct", "-f", "none-such", expect=1).stderr
+    cli(server, "cached")
+    family = {"version": 2, "context_length": 2048, "model_name": "my-own", "model_lang": ["en"], "model_ability": ["chat"],
+              "model_family": "smollm2-instruct", "model_specs": [
+                  {"model_format": "ggufv2", "model_size_in_billions": "0_135", "quantizations": ["Q4_1"], "model_id": "x/y",
+                   "model_file_name_template": os.path.basename(MODEL), "model_uri": os.path.dirname(MODEL)}]}
+    (tmp_path / "model.json").write_text(json.dumps(family))
+    cli(server, "register", "--file", str(tmp_path / "model.json"))
+    assert re.search(r"^my-own .* no$", cli(server, "registrations").stdout, re.M)
+    cli(server, "launch", "-n", "my-own", "-s", "0_135", "-en", "vLLM", "--n-gpu", "none", "--max_model_len", "512")
+    cli(server, "terminate", "--model-uid", "my-own")
+    cli(server, "unregister", "-n", "my-own")
+    assert "my-own" not in cli(server, "registrations").stdout
+    # Without network a pull says what it lacks.
+    r = subprocess.run([BINARY, "pull", "qwen3", "-s", "0_6"], capture_output=True, text=True,
+                       env={**environment(server), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")})
+    assert r.returncode == 1 and not r.stdout and "Qwen/Qwen3-0.6B" in r.stderr, r.stderr
+    assert "no-such-name" in cli(server, "pull", "no-such-name", expect=2).stderr
+
+
+def test_login_keeps_a_token_and_asks_without_echo(server, tmp_path):
+    auth = tmp_path / "auth.json"
+    auth.write_text(json.dumps({
+        "auth_config": {"algorithm": "HS256", "secret_key": "0123456789abcdef0123456789abcdef", "token_expire_in_minutes": 30},
+        "user_config": [{"username": "ann", "password": "pa ss", "permissions": ["admin"], "api_keys": ["sk-72tkvudyGLPMi"]}]}))
+    assert "asks for no login" in cli(server, "login").stderr
+    with Server(extra=("--auth_config", str(auth))) as other:
+        other.home = tmp_path
+        assert "baton login" in cli(other, "list", expect=1).stderr
+        cli(other, "list", "--api-key", "sk-72tkvudyGLPMi")
+        assert "Incorrect username or password" in cli(other, "login", "--username", "ann", "--password", "no", expect=1).stderr
+        with Terminal(other, "login") as t:
+            t.expect(r"Username: $")
+            t.type("ann\r")
+            t.expect(r"Password: $")
+            t.type("pa ss\r")
+            t.expect(r"logged in to .* as ann")
+            assert t.wait() == 0
+            assert "pa ss" not in t.output
+        tokens = list((tmp_path / "config/baton/tokens").iterdir())
+        assert len(tokens) == 1 and tokens[0].stat().st_mode & 0o777 == 0o600
+        cli(other, "list")
+        # A token that is no longer good is renewed once.
+        kept = json.loads(tokens[0].read_text())
+        tokens[0].write_text(json.dumps({**kept, "access_token": "stale"}))
+        cli(other, "workers")
+        assert json.loads(tokens[0].read_text())["access_token"] not in ("stale", "")
+        cli(other, "logout")
+        cli(other, "list", expect=1)
+        # A line of standard input is as good as a terminal.
+        cli(other, "login", "--username", "ann", text="pa ss\n")
+        cli(other, "list")
+
+
 def test_stop_cluster_asks_first(server):
     with Server() as other:
         other.home = server.home
