@@ -14,11 +14,10 @@ cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
         return device.error;
     const bool clusters = device.compiled >= 90;
     const uint32_t cluster = decode_cluster(a, clusters);
-    const uint32_t group = a.base.heads / a.base.kv.kv_heads;
     const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
-    if (a.base.sequences <= 8 && fits(DecodeShape<D, 4, 2, 2>::shared(a.base.sequences, cluster, group)))
+    if (a.base.sequences <= 8 && fits(decode_shared<D, 4, 2, 2>(a, cluster)))
         return launch_decode<E, D, 4, 2, 2, 3>(launch, a, clusters);
-    if (fits(DecodeShape<D, 8, 2, 1>::shared(a.base.sequences, cluster, group)))
+    if (fits(decode_shared<D, 8, 2, 1>(a, cluster)))
         return launch_decode<E, D, 8, 2, 1, 1>(launch, a, clusters);
     return launch_decode<E, D, 4, 2, 1, 2>(launch, a, clusters);
 }

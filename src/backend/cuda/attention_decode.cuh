@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/attention.hpp"
@@ -9,11 +10,10 @@
 
 /// Split-KV paged decode attention, one query row a sequence.
 ///
-/// The contexts of all (sequence, kv head) pairs, cut into tiles of kTile tokens, form one line; thread block b of the grid
-/// takes an equal, contiguous part of it, whatever the lengths are. So no block works longer than another by more than a
-/// tile, and a captured grid serves any lengths. A context that lies in one block is finished there. Of one that several
-/// blocks share, each writes its part (output, largest score, sum) to the workspace, and the block that comes last puts
-/// the parts together.
+/// The contexts of all (sequence, kv head) pairs, cut into slices of a few tokens, form one line; thread block b of the grid
+/// takes an equal, contiguous part of it, whatever the lengths are (attention_decode_line.cuh), so that a captured grid serves any
+/// lengths. A context that lies in one block is finished there. Of one that several blocks share, each but the last writes its
+/// part (output, largest score, sum) to the workspace, and the last puts the parts together.
 ///
 /// For few contexts the launch has a block or a cluster of blocks for each (attention_decode_cluster.cuh). Where the lengths are
 /// even enough those then take a context each, which is quicker to begin and to end.
@@ -78,19 +78,14 @@ struct DecodeShape {
     static constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
     static constexpr int kQBytes = 8 * kRowBytes;
     static constexpr int kPad = D + 4;              ///< floats from one head's outputs to the next when warps are joined
-    static constexpr int kRawBytes = 10 * kRowBytes;  ///< a context's queries, k and v as they come
-    // After the ring: queries, the new token's k and v, two rooms for rows to come, marks of the warps, sums for the scan, then
-    // lengths.
+    // After the ring: queries, the new token's k and v, marks of the warps; then, of a cluster's blocks, a barrier, marks
+    // [cluster, 8] and parts [cluster, group, D].
     static constexpr int kNewAt = kRingBytes + kQBytes;
-    static constexpr int kRawAt = kNewAt + 2 * kRowBytes;
-    static constexpr int kMarksAt = kRawAt + 2 * kRawBytes;
-    static constexpr int kScanAt = kMarksAt + WARPS * 8 * 8;
-    static constexpr int kTableAt = kScanAt + 128;
-    /// Behind the lengths, of a cluster's blocks: a barrier, marks [cluster, 8] and parts [cluster, group, D].
-    static constexpr __host__ __device__ int cluster_at(int sequences) { return (kTableAt + (2 * sequences + 1) * 4 + 15) / 16 * 16; }
+    static constexpr int kMarksAt = kNewAt + 2 * kRowBytes;
+    static constexpr int kClusterAt = kMarksAt + WARPS * 8 * 8;
     static constexpr int kClusterMarks = 16;
-    static constexpr size_t shared(uint32_t sequences, uint32_t cluster, uint32_t group) {
-        const auto end = static_cast<size_t>(cluster_at(static_cast<int>(sequences)));
+    static constexpr size_t shared(uint32_t cluster, uint32_t group) {
+        const auto end = static_cast<size_t>(kClusterAt);
         return cluster > 1 ? end + kClusterMarks + cluster * (8 * sizeof(float2) + group * D * sizeof(float)) : end;
     }
     static_assert(8 * kPad * 4 <= kStageBytes);
@@ -190,12 +185,6 @@ struct Decode {
             c.turns[i] = __ldg(turns_of(w) + D / 64 * lane + i);
         c.slot = __ldg(p.slots + w.sequence);
     }
-    __device__ __forceinline__ void prefetch_constants(const DecodeWalk& w) const {
-        if (!fused)
-            return;
-        dev::prefetch(turns_of(w) + D / 64 * lane);
-        dev::prefetch(p.slots + w.sequence);
-    }
     /// First of a context's query rows in memory; its new k and v lie further on in the same row of qkv.
     __device__ __forceinline__ const T* queries_of(const DecodeWalk& w) const {
         const int heads = fused ? p.heads + 2 * p.kv_heads : p.heads;
@@ -207,36 +196,18 @@ struct Decode {
             return i * D;
         return (p.heads - w.head * p.group + (i == p.group ? 0 : p.kv_heads) + w.head) * D;
     }
-    /// Starts copies of a context's rows into a room; they end with the next stage's.
-    __device__ __forceinline__ void fetch_rows(const DecodeWalk& w, int room) const {
-        const T* from = queries_of(w);
-        const uint32_t to = dev::shared_address(shared + Shape::kRawAt + room * Shape::kRawBytes);
-        const int vectors = p.group + (fused ? 2 : 0);
-        for (int i = static_cast<int>(threadIdx.x); i < vectors * (D / 8); i += Shape::kThreads) {
-            const int row = i / (D / 8);
-            const int piece = i % (D / 8);
-            dev::copy16_of_line(to + static_cast<uint32_t>(row * Shape::kRowBytes + piece * 16),
-                                from + row_offset(w, row) + piece * 8, true);
-        }
-    }
-
-    /// Queries of the context, from memory (room < 0) or from a room, into the query tile and from there into fragments; with
-    /// `fused` also the new token's k and v, where this block has the context's last tile. All threads.
-    __device__ __forceinline__ void begin(const DecodeWalk& w, bool has_last, int room, const Constants& constants,
-                                          uint32_t (&q)[D / 16][2]) const {
+    /// Queries of the context into the query tile and from there into fragments; with `fused` also the new token's k and v, where
+    /// this block has the context's last tile. All threads.
+    __device__ __forceinline__ void begin(const DecodeWalk& w, bool has_last, const Constants& constants, uint32_t (&q)[D / 16][2]) const {
         unsigned char* tile = shared + Shape::kRingBytes;
-        const T* rows = reinterpret_cast<const T*>(shared + Shape::kRawAt + room * Shape::kRawBytes);
-        if (room < 0)
-            rows = queries_of(w);
-        else
-            __syncthreads();  // all threads' copies are there
+        const T* rows = queries_of(w);
         if (fused) {
             const int vectors = p.group + (has_last ? 2 : 0);
             for (int i = warp; i < vectors; i += WARPS) {
                 const bool is_q = i < p.group;
                 const bool is_v = i == p.group + 1;
                 HeadPiece<E, D> piece;
-                piece.load(rows + (room < 0 ? row_offset(w, i) : i * D), lane);
+                piece.load(rows + row_offset(w, i), lane);
                 if (!is_v) {
                     if (p.q_norm != nullptr && is_q)
                         piece.norm(constants.q_norm, p.eps);
@@ -415,207 +386,48 @@ struct Decode {
             N::pack(out.x / all, out.y / all);
     }
 
-    /// Joins the warps' states through their stage `stage`; writes the output, or hands in the part, and, as the last of the
-    /// context's blocks, puts the parts together. All threads; ends with a barrier.
-    __device__ __forceinline__ void end(DecodeState<D>& a, const DecodeWalk& w, int first_tile, int stage, const DecodeShares& shares,
-                                        const int* before) const {
-        lay_out(a, stage);
-        const float2* marks = reinterpret_cast<const float2*>(shared + Shape::kMarksAt);
-        const bool complete = first_tile == 0 && w.tile == w.tiles - 1;
-        const int line = before[w.sequence] * p.kv_heads + w.head * w.tiles;  // where the context begins
-        const int first = shares.owner(line);
-        const int block = static_cast<int>(blockIdx.x);
-        // A block's part of a context that begins inside its share lies behind that of its first one.
-        auto slot_of = [&](int b) { return 2 * b + (b == first && shares.begin(b) < line ? 1 : 0); };
-        const int slot = slot_of(block);
-        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
-            const int h = i / D;
-            const int d = i % D;
-            float top = dev::minus_infinity();
-#pragma unroll
-            for (int x = 0; x < WARPS; ++x)
-                top = fmaxf(top, marks[x * 8 + h].x);
-            float all = 0;
-            float out = 0;
-#pragma unroll
-            for (int x = 0; x < WARPS; ++x) {
-                const float2 m = marks[x * 8 + h];
-                const float factor = dev::exp2_fast(m.x - top);
-                all = fmaf(m.y, factor, all);
-                out = fmaf(reinterpret_cast<const float*>(shared + (x * STAGES + stage) * Shape::kStageBytes)[h * Shape::kPad + d],
-                           factor, out);
-            }
-            if (complete) {
-                p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
-            } else {
-                __stcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d, out);
-                if (d == 0)
-                    __stcg(p.marks + slot * 8 + h, make_float2(top, all));
-            }
-        }
-        if (!complete)
-            join_parts(w, first, shares.owner(line + w.tiles - 1), slot_of(first));
-        __syncthreads();
-    }
-
-    /// Counts this block's part in; the last block puts parts `first` … `last` together.
-    __device__ __forceinline__ void join_parts(const DecodeWalk& w, int first, int last, int first_slot) const {
-        int* flag = reinterpret_cast<int*>(shared + Shape::kScanAt);
-        int* arrived = p.arrived + w.sequence * p.kv_heads + w.head;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            *flag = atomicAdd(arrived, 1) == last - first;
-            __threadfence();
-        }
-        __syncthreads();
-        if (*flag == 0)
-            return;
-        if (threadIdx.x == 0)
-            *arrived = 0;
-        constexpr int kBatch = 8;
-        for (int i = static_cast<int>(threadIdx.x); i < p.group * D; i += Shape::kThreads) {
-            const int h = i / D;
-            const int d = i % D;
-            float top = dev::minus_infinity();
-            float all = 0;
-            float out = 0;
-            for (int b0 = first; b0 <= last; b0 += kBatch) {
-                float2 m[kBatch];
-                float o[kBatch];
-#pragma unroll
-                for (int x = 0; x < kBatch; ++x) {
-                    const int b = b0 + x;
-                    const int slot = b == first ? first_slot : 2 * b;
-                    m[x] = b <= last ? __ldcg(p.marks + slot * 8 + h) : make_float2(dev::minus_infinity(), 0.0f);
-                    o[x] = b <= last ? __ldcg(p.parts + (static_cast<int64_t>(slot) * 8 + h) * D + d) : 0.0f;
-                }
-                float high = top;
-#pragma unroll
-                for (int x = 0; x < kBatch; ++x)
-                    high = fmaxf(high, m[x].x);
-                const float shrink = dev::exp2_fast(top - high);
-                all *= shrink;
-                out *= shrink;
-                top = high;
-#pragma unroll
-                for (int x = 0; x < kBatch; ++x) {
-                    const float factor = dev::exp2_fast(m[x].x - high);
-                    all = fmaf(m[x].y, factor, all);
-                    out = fmaf(o[x], factor, out);
-                }
-            }
-            p.out[(static_cast<int64_t>(w.sequence) * p.heads + w.head * p.group + h) * D + d] = N::from_float(out / all);
-        }
-    }
 };
 
 }  // namespace baton::backend::cuda
 
 #include "backend/cuda/attention_decode_cluster.cuh"
+#include "backend/cuda/attention_decode_line.cuh"
 
 namespace baton::backend::cuda {
 
-/// CONTEXTS: the launch has blocks for each context. They are a kernel of their own, as code that lies between what is used makes
-/// the line's kernel slower.
-template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM, bool CONTEXTS>
-__global__ void __launch_bounds__(WARPS * 32, PER_SM) decode_kernel(DecodeParams<E> p) {
+/// run_line as a function of its own, so that what surrounds the call keeps its registers.
+template <Elem E, int D, int WARPS, int STAGES, int SIZE>
+__device__ __noinline__ void run_line_apart(const DecodeParams<E>& p, unsigned char* shared) {
+    run_line<E, D, WARPS, STAGES, SIZE>(p, shared);
+}
+
+/// Blocks for each context.
+template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
+__global__ void __launch_bounds__(WARPS * 32, PER_SM) contexts_kernel(const __grid_constant__ DecodeParams<E> p) {
     using Shape = DecodeShape<D, WARPS, STAGES, SIZE>;
-    using Work = Decode<E, D, WARPS, STAGES, SIZE>;
     extern __shared__ __align__(1024) unsigned char shared[];
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const Work work{p, shared, warp, lane, p.qkv != nullptr,
-                    dev::shared_address(shared) + static_cast<uint32_t>(warp * STAGES * Shape::kStageBytes)};
-    if constexpr (CONTEXTS) {
-        ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
-        cluster.announce();
-        if (!p.early)
-            dev::wait_for_earlier();
-        if (cluster.takes()) {
-            cluster.run();
-            return;
-        }
-    }
-    dev::launch_dependents();
-    if (!CONTEXTS && !p.early)
+    const Decode<E, D, WARPS, STAGES, SIZE> work{p, shared, warp, static_cast<int>(threadIdx.x) % 32, p.qkv != nullptr,
+                                                 dev::shared_address(shared) + static_cast<uint32_t>(warp * STAGES * Shape::kStageBytes)};
+    ClusterDecode<E, D, WARPS, STAGES, SIZE> cluster{work};
+    cluster.announce();
+    if (!p.early)
         dev::wait_for_earlier();
+    if (cluster.takes())
+        cluster.run();
+    else if constexpr (PER_SM > 1)
+        run_line_apart<E, D, WARPS, STAGES, SIZE>(p, shared);
+    else
+        run_line<E, D, WARPS, STAGES, SIZE>(p, shared);
+}
 
-    int* lengths = reinterpret_cast<int*>(shared + Shape::kTableAt);
-    int* before = lengths + p.sequences;
-    scan_lengths<Shape::kThreads, Shape::kTile>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
-    const int total = before[p.sequences] * p.kv_heads;
-    const DecodeShares shares(total, static_cast<int>(gridDim.x));
-    const int begin = shares.begin(static_cast<int>(blockIdx.x));
-    const int count = shares.begin(static_cast<int>(blockIdx.x) + 1) - begin;
-    DecodeWalk now{};
-    DecodeWalk ahead{};
-    int ids[Work::kLookups];
-    if (count > 0) {
-        now = walk_to<Shape::kTile>(begin, lengths, before, p.sequences, p.kv_heads);
-        ahead = now;
-        work.look_up(ids, ahead);
-    }
-    auto fetch_next = [&](int i) {
-        if (i < count) {
-            work.fetch(ids, ahead, i % STAGES);
-            step<Shape::kTile>(ahead, lengths, p.sequences, p.kv_heads);
-            if (i + 1 < count)
-                work.look_up(ids, ahead);
-        }
-        dev::copy_commit();
-    };
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i)
-        fetch_next(i);
-    typename Work::Constants constants;
-    if (count > 0)
-        work.load_constants(constants, now);
-    if (p.early)
+/// Blocks that share all contexts: a kernel of its own, as code that lies between what is used makes it slower.
+template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
+__global__ void __maxnreg__(160) line_kernel(DecodeParams<E> p) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    if (!p.early)
         dev::wait_for_earlier();
-
-    for (int s = static_cast<int>(blockIdx.x); s < p.sequences; s += static_cast<int>(gridDim.x))
-        if (lengths[s] == 0)
-            for (int i = static_cast<int>(threadIdx.x); i < p.heads * D / 8; i += Shape::kThreads)
-                reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(s) * p.heads * D)[i] = make_uint4(0, 0, 0, 0);
-
-    work.clear_missing_heads();
-    uint32_t q[D / 16][2];
-    DecodeState<D> state;
-    int first_tile = -1;
-    int contexts = 0;
-    int rows_since = 0;  // the stage whose copies end with those of the rows of the next context
-    for (int i = 0; i < count; ++i) {
-        if (first_tile < 0) {
-            first_tile = now.tile;
-            if (contexts > 0) {  // its rows were fetched with a stage
-                if (STAGES > 2 && i < rows_since)
-                    dev::copy_wait<0>();
-                else
-                    dev::copy_wait<STAGES - 2>();
-            }
-            if (contexts > 0)
-                work.load_constants(constants, now);
-            work.begin(now, now.tiles - now.tile <= count - i, contexts == 0 ? -1 : contexts & 1, constants, q);
-            state.clear();
-            ++contexts;
-            if (now.tiles - now.tile < count - i) {
-                const DecodeWalk next = next_context<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
-                work.fetch_rows(next, contexts & 1);
-                work.prefetch_constants(next);
-                rows_since = i + STAGES - 1;
-            }
-        }
-        dev::copy_wait<STAGES - 2>();
-        __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
-        fetch_next(i + STAGES - 1);
-        work.add_tile(state, q, now, i % STAGES, constants.slot);
-        if (now.tile == now.tiles - 1 || i == count - 1) {
-            work.end(state, now, first_tile, i % STAGES, shares, before);
-            first_tile = -1;
-        }
-        step<Shape::kTile>(now, lengths, p.sequences, p.kv_heads);
-    }
+    run_line<E, D, WARPS, STAGES, SIZE>(p, shared);
 }
 
 template <Elem E>
@@ -664,6 +476,14 @@ inline uint32_t decode_cluster(const DecodeAttention& a, bool clusters) {
     return contexts == a.splits ? 1 : 0;
 }
 
+/// Bytes of shared memory of a block.
+template <int D, int WARPS, int STAGES, int SIZE>
+size_t decode_shared(const DecodeAttention& a, uint32_t cluster) {
+    const uint32_t group = a.base.heads / a.base.kv.kv_heads;
+    const size_t line = LineShape<D, WARPS, STAGES, SIZE>::shared(a.base.sequences, group);
+    return cluster > 0 ? std::max(line, DecodeShape<D, WARPS, STAGES, SIZE>::shared(cluster, group)) : line;
+}
+
 /// `clusters`: whether the device has them.
 template <Elem E, int D, int WARPS, int STAGES, int SIZE, int PER_SM>
 cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool clusters) {
@@ -671,10 +491,10 @@ cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool c
     const uint32_t cluster = decode_cluster(a, clusters);
     DecodeParams<E> p = decode_params<E>(a);
     p.cluster = static_cast<int>(cluster);
-    const size_t shared = Shape::shared(a.base.sequences, cluster, a.base.heads / a.base.kv.kv_heads);
+    const size_t shared = decode_shared<D, WARPS, STAGES, SIZE>(a, cluster);
     if (cluster > 0)
-        return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM, true>>(launch, a.splits, Shape::kThreads, shared, p, cluster);
-    return launch_kernel<decode_kernel<E, D, WARPS, STAGES, SIZE, PER_SM, false>>(launch, a.splits, Shape::kThreads, shared, p);
+        return launch_kernel<contexts_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(launch, a.splits, Shape::kThreads, shared, p, cluster);
+    return launch_kernel<line_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(launch, a.splits, Shape::kThreads, shared, p);
 }
 
 }  // namespace baton::backend::cuda

@@ -24,7 +24,7 @@ struct ClusterDecode {
     int ids[Work::kLookups] = {};  ///< its block numbers
 
     __device__ __forceinline__ uint32_t room() const {
-        return dev::shared_address(work.shared) + static_cast<uint32_t>(Shape::cluster_at(work.p.sequences));
+        return dev::shared_address(work.shared) + static_cast<uint32_t>(Shape::kClusterAt);
     }
     /// Makes the barrier and says that this block has started.
     __device__ __forceinline__ void announce() {
@@ -61,8 +61,6 @@ struct ClusterDecode {
 #pragma unroll
         for (int j = 0; j < Work::kLookups; ++j)
             ids[j] = token_of(j) < now.length - (work.fused ? 1 : 0) ? ids[j] : -1;
-        ahead = now;
-        fetch_next(0);
         int total = 0;
         int most = 0;
 #pragma unroll
@@ -73,11 +71,11 @@ struct ClusterDecode {
         }
         total = __reduce_add_sync(0xffffffffu, total) * p.kv_heads;
         most = (__reduce_max_sync(0xffffffffu, most) + p.cluster - 1) / p.cluster;
-        if ((2 * most - 5) * static_cast<int>(gridDim.x) < 3 * total)
-            return true;
-        dev::copy_wait<0>();  // before others fill the stage
-        __syncwarp();
-        return false;
+        if ((2 * most - 5) * static_cast<int>(gridDim.x) >= 3 * total)
+            return false;
+        ahead = now;
+        fetch_next(0);
+        return true;
     }
 
     __device__ __forceinline__ void run() {
@@ -101,7 +99,7 @@ struct ClusterDecode {
         DecodeState<D> state;
         if (count > 0) {
             uint32_t q[D / 16][2];
-            work.begin(now, (now.tiles - 1) % p.cluster == rank, -1, constants, q);
+            work.begin(now, (now.tiles - 1) % p.cluster == rank, constants, q);
             state.clear();
             for (int i = 0; i < count; ++i) {
                 dev::copy_wait<STAGES - 2>();
@@ -167,7 +165,7 @@ struct ClusterDecode {
     __device__ __forceinline__ void join() const {
         const auto& p = work.p;
         const int parts = min(now.tiles, p.cluster);
-        const unsigned char* from = work.shared + Shape::cluster_at(p.sequences) + Shape::kClusterMarks;
+        const unsigned char* from = work.shared + Shape::kClusterAt + Shape::kClusterMarks;
         dev::cluster_barrier_wait(room());
         for (int i = 2 * static_cast<int>(threadIdx.x); i < p.group * D; i += 2 * Shape::kThreads) {
             float2 m[kBlocksMax];

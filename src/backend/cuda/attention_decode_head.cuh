@@ -28,6 +28,26 @@ struct HeadPiece {
             high[0] = N::to_float(from[D / 2 + lane]);
         }
     }
+    /// The same in two steps: the words as they come, and the numbers in them.
+    static __device__ __forceinline__ void load_raw(uint32_t (&raw)[2], const typename N::Type* from, int lane) {
+        if constexpr (kEach == 2) {
+            raw[0] = *reinterpret_cast<const uint32_t*>(from + 2 * lane);
+            raw[1] = *reinterpret_cast<const uint32_t*>(from + D / 2 + 2 * lane);
+        } else {
+            raw[0] = reinterpret_cast<const uint16_t*>(from)[lane];
+            raw[1] = reinterpret_cast<const uint16_t*>(from)[D / 2 + lane];
+        }
+    }
+    __device__ __forceinline__ void set_raw(uint32_t first, uint32_t second) {
+        const float2 a = N::unpack(first);
+        const float2 b = N::unpack(second);
+        low[0] = a.x;
+        high[0] = b.x;
+        if constexpr (kEach == 2) {
+            low[1] = a.y;
+            high[1] = b.y;
+        }
+    }
     __device__ __forceinline__ void load_weight(const float* from, int lane) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {

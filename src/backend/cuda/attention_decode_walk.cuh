@@ -33,6 +33,7 @@ __device__ __forceinline__ void scan_lengths(const int32_t* kv_len, int sequence
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t & 31;
     int carry = 0;
+#pragma unroll 1
     for (int base = 0; base < sequences; base += THREADS) {
         const int s = base + t;
         const int length = s < sequences ? max(0, __ldg(kv_len + s)) : 0;

@@ -65,6 +65,13 @@ __device__ __forceinline__ void send_in_cluster(uint32_t to, float2 v, uint32_t 
 #endif
 }
 
+/// Reads what another block has written and counted in: what it wrote before is seen by reads after this.
+__device__ __forceinline__ int load_acquire(const int* from) {
+    int v;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    return v;
+}
+
 /// Policy for copies of what is read once.
 __device__ __forceinline__ uint64_t read_once_policy() {
     uint64_t policy;
