@@ -31,13 +31,13 @@ def make_certificates(folder):
 
 
 class Fault:
-    """What happens to the requests whose path matches, so many times (-1: always)."""
+    """What happens to the requests whose path matches, so many times (-1: always), after the first `skip` of them."""
 
     def __init__(self, pattern, times=1, status=None, headers=None, body=b"", cut_after=None, stall_after=None, seconds_a_piece=0, replace=None, host="any",
-                 method=None, raw=None, ignore_range=False):
+                 method=None, raw=None, ignore_range=False, skip=0):
         self.pattern, self.times, self.status, self.headers, self.body = re.compile(pattern), times, status, headers or {}, body
         self.cut_after, self.stall_after, self.seconds_a_piece, self.replace = cut_after, stall_after, seconds_a_piece, replace
-        self.host, self.method, self.raw, self.ignore_range = host, method, raw, ignore_range
+        self.host, self.method, self.raw, self.ignore_range, self.skip = host, method, raw, ignore_range, skip
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -114,6 +114,9 @@ class StandIn:
         with self.lock:
             for fault in self.faults:
                 if fault.times != 0 and fault.host in ("any", role) and fault.method in (None, handler.command) and fault.pattern.search(handler.path):
+                    if fault.skip > 0:
+                        fault.skip -= 1
+                        continue
                     fault.times -= 1 if fault.times > 0 else 0
                     return fault
         return None
