@@ -93,11 +93,12 @@ void Deployments::remove_replica(const std::string& uid, ReplicaId id, std::func
         if (!left) return done(std::move(left));
         save_state([left = *left, done] { done(left); });
     });
-    // At once: a restart in between must not bring it back.
-    if (const auto recorded = recorded_.find(uid); recorded != recorded_.end())
-        recorded->second = body_with(recorded->second, deployment->replicas_staying(), [&](Json& list) {
-            if (index < list.size()) list.erase(index);
-        });
+    const auto recorded = recorded_.find(uid);
+    if (recorded == recorded_.end()) return;
+    recorded->second = body_with(recorded->second, deployment->replicas_staying(), [&](Json& list) {
+        if (index < list.size()) list.erase(index);
+    });
+    save_state(nullptr);  // already now: a restart while it drains must not bring it back
 }
 
 }  // namespace baton::supervisor
