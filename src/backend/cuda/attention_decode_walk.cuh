@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// The line of tiles that decode attention deals to its thread blocks: all contexts, one kv head after the other, sequence
-/// after sequence.
+/// The line of tiles (here the slices of attention_decode_line.cuh) that decode attention deals to its thread blocks: all contexts,
+/// one kv head after the other, sequence after sequence.
 namespace baton::backend::cuda {
 
 /// A place on the line of tiles.

@@ -85,8 +85,6 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
                  : "memory");
     return v;
 }
-/// Asks for a line to be brought nearer.
-__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
