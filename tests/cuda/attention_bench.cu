@@ -192,9 +192,9 @@ struct DecodeVariant {
     DecodeVariant{#w "w" #s "s" #u "u" #n "r" #g "g" #c, c, g, cuda::launch_decode<Elem::kBF16, 128, w, s, u, n>, \
                   cuda::launch_decode<Elem::kBF16, 64, w, s, u, n>}
 const DecodeVariant kChain[] = {BATON_VARIANT(8, 2, 1, 2, 1, 0), BATON_VARIANT(8, 2, 1, 2, 1, 1), BATON_VARIANT(8, 2, 1, 1, 1, 1),
-                                BATON_VARIANT(4, 2, 2, 3, 1, 0), BATON_VARIANT(4, 2, 2, 3, 1, 1), BATON_VARIANT(4, 3, 1, 4, 1, 1)};
+                                BATON_VARIANT(4, 2, 2, 3, 1, 0), BATON_VARIANT(4, 2, 2, 3, 1, 1), BATON_VARIANT(4, 2, 1, 4, 1, 1)};
 const DecodeVariant kDecode[] = {BATON_VARIANT(8, 2, 1, 2, 1, 0), BATON_VARIANT(8, 2, 1, 1, 1, 0), BATON_VARIANT(4, 2, 2, 3, 1, 0),
-                                 BATON_VARIANT(4, 3, 1, 4, 2, 0)};
+                                 BATON_VARIANT(4, 2, 1, 4, 2, 0)};
 
 /// Grid of a variant: with clusters as chosen, else so many blocks a multiprocessor.
 uint32_t grid_of(const DecodeVariant& v, uint32_t sequences, uint32_t kv_heads, uint32_t length, int sms) {
