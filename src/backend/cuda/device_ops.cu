@@ -12,7 +12,6 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kCtasMax = 64;  // that copy
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kChangeCtas = StepBegin::kPatchesRead / kThreads;
 
 /// Host memory that changes from step to step: never from a cache.
 __device__ __forceinline__ uint4 from_host(const uint4* at) { return __ldcv(at); }
@@ -45,25 +44,28 @@ __device__ void copy_input(const StepBegin& b, const std::byte* from, const std:
     }
 }
 
-/// What there may be any number of: the first ones are on their way before it is known how many there are.
-__device__ void copy_changes(const StepBegin& b, const std::byte* from, const std::byte* settings, uint32_t block) {
-    constexpr uint32_t kStride = kChangeCtas * kThreads;
-    const uint32_t first = block * kThreads + threadIdx.x;
+/// What there may be any number of: the first ones are on their way before it is known how many there are. One block, whose
+/// first threads ask for the counts: host memory gives few bytes at a time.
+__device__ void copy_changes(const StepBegin& b, const std::byte* from, const std::byte* settings) {
+    __shared__ uint32_t counts[2];
     const auto* pairs = reinterpret_cast<const int2*>(from + b.patches_at);
-    const int2 mine = __ldcv(pairs + first);
-    const uint32_t patches = __ldcv(reinterpret_cast<const uint32_t*>(from));
-    const uint32_t edits = __ldcv(reinterpret_cast<const uint32_t*>(settings + b.settings.edits_count)) * b.settings.edit / 8;
-    if (first < patches) b.table[mine.x] = mine.y;
-    for (uint32_t i = first + kStride; i < patches; i += kStride) {
+    const bool early = threadIdx.x < StepBegin::kPatchesRead;
+    const int2 mine = early ? __ldcv(pairs + threadIdx.x) : int2{};
+    if (threadIdx.x == 0) counts[0] = __ldcv(reinterpret_cast<const uint32_t*>(from));
+    if (threadIdx.x == 32) counts[1] = __ldcv(reinterpret_cast<const uint32_t*>(settings + b.settings.edits_count));
+    __syncthreads();
+    const uint32_t patches = counts[0], edits = counts[1] * b.settings.edit / 8;
+    if (early && threadIdx.x < patches) b.table[mine.x] = mine.y;
+    for (uint32_t i = threadIdx.x + (early ? kThreads : 0); i < patches; i += kThreads) {
         const int2 patch = __ldcv(pairs + i);
         b.table[patch.x] = patch.y;
     }
-    for (uint32_t i = first; i < edits; i += kStride)
+    for (uint32_t i = threadIdx.x; i < edits; i += kThreads)
         reinterpret_cast<uint2*>(b.settings.to + b.settings.edits_at)[i] =
             __ldcv(reinterpret_cast<const uint2*>(settings + b.settings.edits_at) + i);
 }
 
-/// Grid: blocks for the embedding, `copies` that copy, and some for changes.
+/// Grid: blocks for the embedding, `copies` that copy, and one for changes.
 __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ StepBegin b, uint32_t copies) {
     const uint32_t parity = *b.step & 1;
     const std::byte* from = b.from[parity];
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__
     if (blockIdx.x < lookups) return look_up(b, reinterpret_cast<const int32_t*>(from + sizeof(StepHeader)), blockIdx.x);
     const uint32_t block = blockIdx.x - lookups;
     if (block < copies) return copy_input(b, from, b.settings.from[parity], block, copies);
-    copy_changes(b, from, b.settings.from[parity], block - copies);
+    copy_changes(b, from, b.settings.from[parity]);
 }
 
 __global__ void rope_kernel(const float* __restrict__ inv_freq, uint32_t half, float scale, size_t n, float2* __restrict__ out) {
@@ -112,7 +114,7 @@ cudaError_t begin_step(cudaStream_t stream, const StepBegin& begin) {
     const uint32_t lookups = (begin.rows + kWarps - 1) / kWarps;
     const uint32_t words = begin.values / 4 + (begin.settings.head + begin.samples * begin.settings.row) / 16;
     const uint32_t wanted = (words + kThreads - 1) / kThreads, copies = wanted < kCtasMax ? wanted : kCtasMax;
-    begin_kernel<<<lookups + copies + kChangeCtas, kThreads, 0, stream>>>(begin, copies);
+    begin_kernel<<<lookups + copies + 1, kThreads, 0, stream>>>(begin, copies);
     return cudaGetLastError();
 }
 

@@ -18,7 +18,7 @@ struct alignas(16) StepHeader {
 /// A step's first kernel.
 struct StepBegin {
     const std::byte* from[2] = {nullptr, nullptr};  ///< page-locked input of steps of even and of odd number: StepHeader, then the arrays
-    static constexpr uint32_t kPatchesRead = 1024;
+    static constexpr uint32_t kPatchesRead = 32;  ///< read before it is known how many there are: each 32 bytes take the link 0.1 µs
     uint32_t patches_at = 0;    ///< bytes from there: int2 {index, value}, what changed in `table`; room for kPatchesRead at least
     const uint32_t* step = nullptr;  ///< on the device: the step's number
     int32_t* arrays = nullptr;  ///< where the arrays go
