@@ -207,8 +207,8 @@ CHECKS = [
     Check("sampler", "kernels", "share", 12, gtest("sampler")),
     Check("model", "kernels", "share", 60, gtest("model"), limit=150),
     Check("memcheck", "kernels", "share", 13, memcheck, limit=120),
-    Check("movers", "kernels", "all", 17, gtest("movers")),
-    Check("nccl", "kernels", "all", 20, gtest("nccl")),
+    Check("movers", "kernels", "all", 27, gtest("movers")),
+    Check("nccl", "kernels", "all", 35, gtest("nccl")),
     Check("bench-0.6b", "kernels", "one", 9, bench(["--shape", "qwen3-0.6b"])),
     Check("bench-8b", "kernels", "one", 12, bench(["--shape", "llama-3.1-8b", "--prompts", "512,1024,4096"])),
     Check("bench-small", "kernels", "one", 11, bench(*map(small, ("qwen2.5-0.5b", "llama-3.2-1b", "smollm2-135m")))),
@@ -229,7 +229,7 @@ CHECKS = [
     Check("snapshots", "serving", "one", 9, serve("snapshots")),
     Check("start", "serving", "one", 11, serve("start")),
     Check("cycles", "serving", "one", 32, serve("cycles"), limit=120),
-    Check("kill", "serving", "all", 52, serve("kill", "--tries", "10"), limit=120),
+    Check("kill", "serving", "all", 35, serve("kill", "--tries", "5"), limit=120),
 ]
 
 
