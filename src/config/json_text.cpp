@@ -1,34 +1,12 @@
 #include "config/json_text.hpp"
 
+#include "baton/base/encoding.hpp"
 #include "baton/base/limits.hpp"
 
 namespace baton::config {
-namespace {
-
-/// Deepest nesting of brackets outside strings. The parser does not recurse, but code that walks a value does.
-size_t depth_of(std::string_view text) {
-    size_t depth = 0, deepest = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (in_string) {
-            if (c == '\\') ++i;
-            if (c == '"') in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '[' || c == '{') {
-            deepest = std::max(deepest, ++depth);
-        } else if ((c == ']' || c == '}') && depth > 0) {
-            --depth;
-        }
-    }
-    return deepest;
-}
-
-}  // namespace
 
 Expected<Json> parse_json_text(std::string_view text) {
-    if (depth_of(text) > limits::kJsonDepthMax)
+    if (json_depth(text) > limits::kJsonDepthMax)
         return fail(ErrorCode::kInvalidArgument,
                     "JSON is nested deeper than " + std::to_string(limits::kJsonDepthMax) + " levels");
     try {

@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "baton/base/encoding.hpp"
 #include "http/request_parser.hpp"
 
 namespace baton::http {
 namespace {
-
-int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
 
 /// Length of the valid UTF-8 character at `pos`, or 0.
 size_t utf8_length(std::string_view text, size_t pos) {

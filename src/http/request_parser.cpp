@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <array>
 
+#include "baton/base/encoding.hpp"
+
 namespace baton::http {
 namespace {
 
 bool is_digit(char c) {
     return c >= '0' && c <= '9';
-}
-
-int hex_value(char c) {
-    if (is_digit(c)) return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
 }
 
 /// A field value may hold visible characters, spaces, tabs and bytes above 127: no control
@@ -384,9 +379,9 @@ RequestParser::Event RequestParser::feed_chunk_size(std::string_view in, size_t&
     const std::string_view line = std::string_view(line_).substr(0, line_.size() - 2);
     uint64_t size = 0;
     size_t digits = 0;
-    for (; digits < line.size() && hex_value(line[digits]) >= 0; ++digits) {
+    for (; digits < line.size() && hex_digit(line[digits]) >= 0; ++digits) {
         if (digits >= 15) return fail(400, "malformed chunk header");
-        size = size * 16 + static_cast<uint64_t>(hex_value(line[digits]));
+        size = size * 16 + static_cast<uint64_t>(hex_digit(line[digits]));
     }
     const std::string_view extension = line.substr(digits);
     if (digits == 0 || !is_field_value(extension) || !is_chunk_extension(extension)) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "baton/base/encoding.hpp"
+
 namespace baton::hub {
 namespace {
 
@@ -35,26 +37,6 @@ std::string path_fault(std::string_view path) {
     }
     const auto odd = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '\\'; };
     return std::any_of(path.begin(), path.end(), odd) ? "has odd characters" : "";
-}
-
-/// Deepest nesting of brackets outside strings.
-size_t depth_of(std::string_view text) {
-    size_t depth = 0, deepest = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (in_string) {
-            if (c == '\\') ++i;
-            if (c == '"') in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '[' || c == '{') {
-            deepest = std::max(deepest, ++depth);
-        } else if ((c == ']' || c == '}') && depth > 0) {
-            --depth;
-        }
-    }
-    return deepest;
 }
 
 }  // namespace
@@ -102,7 +84,7 @@ std::string lower(std::string_view text) {
 }
 
 Expected<Json> parse_json(std::string_view text, std::string_view what) {
-    if (depth_of(text) > kJsonDepthMax) return fail(ErrorCode::kCorrupt, std::string(what) + " is nested too deeply");
+    if (json_depth(text) > kJsonDepthMax) return fail(ErrorCode::kCorrupt, std::string(what) + " is nested too deeply");
     Json json = Json::parse(text.begin(), text.end(), nullptr, false);
     if (json.is_discarded()) return fail(ErrorCode::kCorrupt, std::string(what) + " is not valid JSON");
     return json;

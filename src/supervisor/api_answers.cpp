@@ -1,5 +1,6 @@
 #include "api_answers.hpp"
 
+#include <boost/asio/post.hpp>
 #include <cctype>
 #include <charconv>
 
@@ -23,6 +24,19 @@ void answer(http::Exchange& exchange, const Json& json) { exchange.respond(200, 
 
 void respond_error(http::Exchange& exchange, const openai::ApiError& error) { exchange.respond(error.status, error.body(), error.headers()); }
 void respond_error(http::Exchange& exchange, const Error& error) { respond_error(exchange, openai::to_api_error(error)); }
+
+http::RouteHandler on_control_thread(boost::asio::io_context& control, ControlHandler handler) {
+    return [&control, handler = std::move(handler)](std::shared_ptr<http::Exchange> exchange, const http::Params& params) {
+        std::string body = exchange->take_body();
+        boost::asio::post(control, [handler, exchange = std::move(exchange), params, body = std::move(body)] {
+            try {
+                handler(exchange, params, body);
+            } catch (const std::exception&) {
+                respond_error(*exchange, Error{ErrorCode::kInternal, "internal error", ""});
+            }
+        });
+    };
+}
 
 std::optional<bool> bool_query(http::Exchange& exchange, std::string_view name, bool otherwise) {
     const std::string* value = exchange.request().query_value(name);

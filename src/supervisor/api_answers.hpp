@@ -1,6 +1,8 @@
 #pragma once
 
+#include <boost/asio/io_context.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,6 +10,7 @@
 #include <string_view>
 
 #include "baton/base/error.hpp"
+#include "baton/http/router.hpp"
 #include "baton/http/server.hpp"
 #include "baton/openai/error.hpp"
 
@@ -21,6 +24,11 @@ void answer(http::Exchange& exchange, const Json& json);
 /// Answers with an error, both shapes.
 void respond_error(http::Exchange& exchange, const openai::ApiError& error);
 void respond_error(http::Exchange& exchange, const Error& error);
+
+/// A handler that runs on the control thread, with the request's body.
+using ControlHandler = std::function<void(const std::shared_ptr<http::Exchange>&, const http::Params&, const std::string& body)>;
+/// What a route is given to hop to the control thread; an exception there is answered with 500.
+[[nodiscard]] http::RouteHandler on_control_thread(boost::asio::io_context& control, ControlHandler handler);
 
 /// A query parameter of type bool, in every spelling that FastAPI takes; `otherwise` where it is absent. Nothing for
 /// another text, and then 422 was answered.

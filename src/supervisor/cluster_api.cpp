@@ -66,16 +66,8 @@ Json node(const char* type, const std::string& address, const Workers::Worker* w
 
 ClusterApi::ClusterApi(Services services) : services_(std::move(services)), started_unix_(std::time(nullptr)) {}
 
-void ClusterApi::on_control(http::Router& router, const char* method, const char* pattern, http::Access access, std::function<void(Exchange)> handler) {
-    router.add(method, pattern, {access, false}, [this, handler = std::move(handler)](Exchange e, const http::Params&) {
-        boost::asio::post(services_.control, [handler, e = std::move(e)] {
-            try {
-                handler(e);
-            } catch (const std::exception&) {
-                respond_error(*e, Error{ErrorCode::kInternal, "internal error", ""});
-            }
-        });
-    });
+void ClusterApi::on_control(http::Router& router, const char* method, const char* pattern, http::Access access, std::function<void(const Exchange&)> handler) {
+    router.add(method, pattern, {access, false}, on_control_thread(services_.control, [handler = std::move(handler)](const Exchange& e, const http::Params&, const std::string&) { handler(e); }));
 }
 
 void ClusterApi::add_routes(http::Router& router) {

@@ -34,7 +34,7 @@ class ClusterApi {
 
   private:
     using Exchange = std::shared_ptr<http::Exchange>;
-    void on_control(http::Router& router, const char* method, const char* pattern, http::Access access, std::function<void(Exchange)> handler);
+    void on_control(http::Router& router, const char* method, const char* pattern, http::Access access, std::function<void(const Exchange&)> handler);
     void add_token_routes(http::Router& router);
     void log_in(const Exchange& exchange, const std::string& body);
     void list_workers(const Exchange& exchange);

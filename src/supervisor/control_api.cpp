@@ -36,28 +36,11 @@ Expected<Json> fields_of_version(const std::string& version) {
 }  // namespace
 
 void ControlApi::on_control(http::Router& router, const char* method, const char* pattern, http::Access access, Handler handler) {
-    router.add(method, pattern, {access, false}, [this, handler = std::move(handler)](Exchange e, const http::Params& params) {
-        boost::asio::post(services_.control, [handler, e = std::move(e), params] {
-            try {
-                handler(e, params);
-            } catch (const std::exception&) {
-                respond_error(*e, Error{ErrorCode::kInternal, "internal error", ""});
-            }
-        });
-    });
+    router.add(method, pattern, {access, false}, on_control_thread(services_.control, [handler = std::move(handler)](const Exchange& e, const http::Params& p, const std::string&) { handler(e, p); }));
 }
 
-void ControlApi::with_body(http::Router& router, const char* pattern, http::Router::Rule rule, std::function<void(Exchange, const http::Params&, std::string body)> handler) {
-    router.add("POST", pattern, rule, [this, handler = std::move(handler)](Exchange e, const http::Params& params) {
-        std::string body = e->take_body();
-        boost::asio::post(services_.control, [handler, e = std::move(e), params, body = std::move(body)]() mutable {
-            try {
-                handler(e, params, std::move(body));
-            } catch (const std::exception&) {
-                respond_error(*e, Error{ErrorCode::kInternal, "internal error", ""});
-            }
-        });
-    });
+void ControlApi::with_body(http::Router& router, const char* pattern, http::Router::Rule rule, ControlHandler handler) {
+    router.add("POST", pattern, rule, on_control_thread(services_.control, std::move(handler)));
 }
 
 void ControlApi::add_routes(http::Router& router) {

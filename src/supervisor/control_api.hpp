@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "api_answers.hpp"
 #include "baton/config/settings.hpp"
 #include "baton/http/router.hpp"
 #include "deployments.hpp"
@@ -24,9 +25,9 @@ class ControlApi {
 
   private:
     using Exchange = std::shared_ptr<http::Exchange>;
-    using Handler = std::function<void(Exchange, const http::Params&)>;
+    using Handler = std::function<void(const Exchange&, const http::Params&)>;
     void on_control(http::Router& router, const char* method, const char* pattern, http::Access access, Handler handler);
-    void with_body(http::Router& router, const char* pattern, http::Router::Rule rule, std::function<void(Exchange, const http::Params&, std::string body)> handler);
+    void with_body(http::Router& router, const char* pattern, http::Router::Rule rule, ControlHandler handler);
     void launch(const Exchange& exchange, const std::string& body);
     void launch_version(const Exchange& exchange, const std::string& body);
     void list_models(const Exchange& exchange);

@@ -38,17 +38,8 @@ void send(http::Exchange& exchange, Expected<void> done) { send(exchange, done ?
 
 }  // namespace
 
-void RegistryApi::on_control(http::Router& router, const char* method, const char* pattern, http::Router::Rule rule, Handler handler) {
-    router.add(method, pattern, rule, [this, handler = std::move(handler)](Exchange e, const http::Params& params) {
-        std::string body = e->take_body();
-        boost::asio::post(services_.control, [handler, e = std::move(e), params, body = std::move(body)]() mutable {
-            try {
-                handler(e, params, std::move(body));
-            } catch (const std::exception&) {
-                respond_error(*e, Error{ErrorCode::kInternal, "internal error", ""});
-            }
-        });
-    });
+void RegistryApi::on_control(http::Router& router, const char* method, const char* pattern, http::Router::Rule rule, ControlHandler handler) {
+    router.add(method, pattern, rule, on_control_thread(services_.control, std::move(handler)));
 }
 
 void RegistryApi::add_routes(http::Router& router) {

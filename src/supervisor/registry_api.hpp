@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "api_answers.hpp"
 #include "baton/http/router.hpp"
 #include "baton/registry/registry.hpp"
 #include "model_pulls.hpp"
@@ -27,8 +28,7 @@ class RegistryApi {
 
   private:
     using Exchange = std::shared_ptr<http::Exchange>;
-    using Handler = std::function<void(Exchange, const http::Params&, std::string body)>;
-    void on_control(http::Router& router, const char* method, const char* pattern, http::Router::Rule rule, Handler handler);
+    void on_control(http::Router& router, const char* method, const char* pattern, http::Router::Rule rule, ControlHandler handler);
     void list(const Exchange& exchange, const std::string& type);
     void describe(const Exchange& exchange, const std::string& type, const std::string& name);
     void add(const Exchange& exchange, const std::string& type, const std::string& body);

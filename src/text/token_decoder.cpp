@@ -1,17 +1,11 @@
 #include "text/token_decoder.hpp"
 
+#include "baton/base/encoding.hpp"
 #include "text/bpe.hpp"
 #include "text/unicode.hpp"
 
 namespace baton::text {
 namespace {
-
-int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return -1;
-}
 
 /// The byte of "<0xHH>", strictly, or -1.
 int fallback_byte(std::string_view spelling) {

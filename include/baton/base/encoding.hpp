@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -18,5 +19,9 @@ namespace baton {
 [[nodiscard]] std::string to_base64url(std::string_view bytes);
 /// The reverse; nothing when `text` is no canonical base64url without padding.
 [[nodiscard]] std::optional<std::string> from_base64url(std::string_view text);
+/// The value of a hexadecimal digit, or -1.
+[[nodiscard]] int hex_digit(char c);
+/// Deepest nesting of brackets outside strings of a JSON text, valid or not, without recursion.
+[[nodiscard]] size_t json_depth(std::string_view text);
 
 }  // namespace baton

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 namespace baton {
@@ -35,4 +37,21 @@ TEST(Encoding, Pbkdf2AsInRfc7914) {
 }
 
 }  // namespace
+TEST(Encoding, HexDigitsHaveTheirValuesAndNothingElseHas) {
+    for (int c = 0; c < 256; ++c) {
+        const char text[2] = {static_cast<char>(c), 0};
+        const bool digit = c != 0 && std::string_view("0123456789abcdefABCDEF").find(text[0]) != std::string_view::npos;
+        EXPECT_EQ(hex_digit(static_cast<char>(c)), digit ? static_cast<int>(std::strtol(text, nullptr, 16)) : -1) << c;
+    }
+}
+
+TEST(Encoding, DepthOfJsonCountsBracketsOutsideStringsAlone) {
+    EXPECT_EQ(json_depth(""), 0u);
+    EXPECT_EQ(json_depth("1"), 0u);
+    EXPECT_EQ(json_depth(R"({"a": [1, {"b": []}], "c": {}})"), 4u);
+    EXPECT_EQ(json_depth(R"(["[[[", "\"[[["])"), 1u);
+    EXPECT_EQ(json_depth("]]]}[["), 2u);  // what closes nothing opens nothing
+    EXPECT_EQ(json_depth(std::string(1'000'000, '[')), 1'000'000u);
+}
+
 }  // namespace baton
