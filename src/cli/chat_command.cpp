@@ -67,7 +67,8 @@ class AnswerPrinter {
     AnswerPrinter(const AnswerPrinter&) = delete;
     AnswerPrinter& operator=(const AnswerPrinter&) = delete;
 
-    void print(const Piece& piece) {
+    /// False where the output takes nothing any more.
+    bool print(const Piece& piece) {
         if (!piece.thought.empty()) {
             dim(true);
             put(piece.thought);
@@ -77,7 +78,7 @@ class AnswerPrinter {
             dim(false);
             put(piece.text);
         }
-        std::fflush(stdout);
+        return flush_output();
     }
 
   private:
@@ -119,16 +120,15 @@ Answer ask_model(ClientSession& session, const ChatOptions& options, Mode mode, 
         if (first && stats.completion_tokens < 0) stats.decode_ms = ms_since(*first);
         take_usage(event, stats);
         answer.text += piece.text;
-        printer.print(piece);
-        return !InterruptWatch::pending();
+        return printer.print(piece) && !InterruptWatch::pending();
     };
     const auto dump = [](const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); };
     if (body["stream"] == true) {
         body["stream_options"] = {{"include_usage", true}};
-        answer.good = session.stream(target_of(mode), dump(body), take) && !InterruptWatch::pending();
+        answer.good = session.stream(target_of(mode), dump(body), take) && !InterruptWatch::pending() && flush_output();
     } else {
         Json whole;
-        answer.good = session.call("POST", target_of(mode), dump(body), whole);
+        answer.good = session.post(target_of(mode), dump(body), whole);
         if (answer.good && options.json) print_json(whole);
         else if (answer.good) (void)take(whole);
     }
@@ -167,7 +167,7 @@ void one_turn(ClientSession& session, const ChatOptions& options, Mode mode, Con
         const QuietTerminal quiet;
         answer = ask_model(session, options, mode, conversation);
         std::printf("\n");
-        std::fflush(stdout);
+        (void)flush_output();
     }
     if (InterruptWatch::pending()) std::fprintf(stderr, "(stopped)\n");
     InterruptWatch::clear();
@@ -176,10 +176,12 @@ void one_turn(ClientSession& session, const ChatOptions& options, Mode mode, Con
 }
 
 int converse(ClientSession& session, const ChatOptions& options, Mode mode, Conversation& conversation, const std::string& greeting) {
+    const InterruptWatch watch;
     HistoryFile file;
     LineEditor editor(file.history);
     if (editor.on_terminal()) std::printf("%s\n/help lists the commands, Ctrl-D leaves.\n", printable(greeting).c_str());
     for (std::string line;;) {
+        if (!flush_output()) return kFailed;
         switch (editor.read(">>> ", line)) {
             case LineEditor::Result::kEnd: return kDone;
             case LineEditor::Result::kInterrupted:
@@ -201,9 +203,10 @@ int converse(ClientSession& session, const ChatOptions& options, Mode mode, Conv
 }
 
 int ask_once(ClientSession& session, const ChatOptions& options, Mode mode, Conversation& conversation) {
+    const InterruptWatch watch;
     const Answer answer = ask_model(session, options, mode, conversation);
     if (!options.json && (answer.good || !answer.text.empty())) std::printf("\n");
-    std::fflush(stdout);
+    if (!flush_output()) return kFailed;
     if (InterruptWatch::pending()) complain("stopped");
     if (answer.good && options.stats && !options.json) print_stats(answer.stats);
     return answer.good ? kDone : kFailed;
@@ -241,7 +244,6 @@ int run(const ChatOptions& options, Mode mode) {
             complain("--" + ok.error().message);
             return kUsage;
         }
-    const InterruptWatch watch;
     ClientSession session(options.server, InterruptWatch::pending);
     Json model;
     if (!session.ok() || !find_model(session, options.model_uid, model)) return kFailed;

@@ -145,9 +145,10 @@ int run(int argc, char** argv) {
     try {
         app.parse(rewrite(app, argc, argv));
     } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? kDone : kUsage;
+        return app.exit(e) != 0 ? kUsage : flush_output() ? kDone : kFailed;
     }
-    return options.command ? options.command() : kUsage;
+    const int code = options.command ? options.command() : kUsage;
+    return flush_output() || code != kDone ? code : kFailed;
 }
 
 }  // namespace baton::cli

@@ -37,6 +37,11 @@ void add_launch_placement(CLI::App& launch, LaunchOptions& l) {
     launch.add_option("--n-worker", l.n_worker, "workers of one replica: 1");
 }
 
+/// A flag and its opposite; `out` stays empty where neither is given.
+void add_choice(CLI::App& app, const std::string& names, std::optional<bool>& out, const std::string& help) {
+    app.add_flag_function(names, [&out](int64_t count) { out = count > 0; }, help);
+}
+
 void add_launch(CLI::App& app, Options& o) {
     CLI::App* launch = app.add_subcommand("launch", "launch a model and wait until it is ready");
     LaunchOptions& l = o.launch;
@@ -51,12 +56,12 @@ void add_launch(CLI::App& app, Options& o) {
     launch->add_option("-q,--quantization", l.quantization, "e.g. none, Q4_K_M");
     launch->add_option("--context-length", l.context_length, "tokens a request may have, prompt and answer")->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
     add_launch_placement(*launch, l);
-    launch->add_flag("--enable-thinking,!--disable-thinking", l.enable_thinking, "whether a reasoning model thinks unless a request says so");
+    add_choice(*launch, "--enable-thinking,!--disable-thinking", l.enable_thinking, "whether a reasoning model thinks unless a request says so");
     add_pairs(*launch, "--env", l.env, "KEY VALUE of the replicas' environment (also -ev)");
     add_pairs(*launch, "--lora-modules", l.lora_modules, "refused: NAME PATH (also -lm)");
     add_pairs(*launch, "--quantization-config", l.quantization_config, "passed on: KEY VALUE (also -qc)");
     launch->add_option("--trust-remote-code", l.trust_remote_code, "passed on; baton runs no code of a model");
-    launch->add_flag("--enable-virtual-env,!--disable-virtual-env", l.enable_virtual_env, "passed on; means nothing here");
+    add_choice(*launch, "--enable-virtual-env,!--disable-virtual-env", l.enable_virtual_env, "passed on; means nothing here");
     add_many(*launch, "--virtual-env-package", l.virtual_env_packages, "passed on (also -vp)");
     add_many(*launch, "--virtual-env-find-link", l.virtual_env_find_links, "passed on");
     launch->add_flag("--wait,!--no-wait", l.wait, "wait until it is ready (the default), or return at once");

@@ -101,6 +101,11 @@ Expected<Json> ClientSession::ask(std::string_view method, const std::string& ta
     if (!client_) return fail(ErrorCode::kInvalidArgument, "the endpoint is not usable: " + endpoint_);
     auto response = client_->request(method, target, body);
     if (response && response->status == 401 && renew_token()) response = client_->request(method, target, body);
+    return parse(response);
+}
+
+/// The body of a good answer, else what went wrong.
+Expected<Json> ClientSession::parse(const Expected<http::ClientResponse>& response) const {
     if (!response) return fail(describe(response.error()));
     if (response->status != 200) return fail(describe(*response));
     Json out = Json::parse(response->body, nullptr, false);
@@ -117,6 +122,21 @@ bool ClientSession::call(std::string_view method, const std::string& target, std
     }
     out = std::move(*answer);
     return true;
+}
+
+bool ClientSession::post(const std::string& target, const std::string& body, Json& out) {
+    was_interrupted_ = false;
+    if (!client_) return false;
+    // The server answers with a body: there are no events.
+    const auto send = [&] { return client_->stream(target, body, [](std::string_view) { return true; }); };
+    auto response = send();
+    if (response && response->status == 401 && renew_token()) response = send();
+    was_interrupted_ = !response && response.error().code == ErrorCode::kAborted;
+    if (was_interrupted_) return false;
+    auto answer = parse(response);
+    if (answer) out = std::move(*answer);
+    else cli::complain(answer.error().message);
+    return answer.has_value();
 }
 
 bool ClientSession::stream(const std::string& target, const std::string& body,

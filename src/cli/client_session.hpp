@@ -32,7 +32,7 @@ struct Server {
 /// ask() hands it to the caller. A token of `baton login` that has expired is renewed where the server allows it.
 class ClientSession {
   public:
-    /// `interrupted` ends streams (http::ClientOptions).
+    /// `interrupted` ends post() and stream() (http::ClientOptions).
     explicit ClientSession(const Server& server, std::function<bool()> interrupted = {});
     [[nodiscard]] bool ok() const { return client_ != nullptr; }
     [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
@@ -42,16 +42,19 @@ class ClientSession {
     /// Sends a request; true and the parsed body on status 200.
     [[nodiscard]] bool call(std::string_view method, const std::string& target, std::string_view body, Json& out);
     [[nodiscard]] bool get(const std::string& target, Json& out) { return call("GET", target, "", out); }
+    /// call() with POST that `interrupted` cuts short.
+    [[nodiscard]] bool post(const std::string& target, const std::string& body, Json& out);
     /// Posts and hands each event's JSON to `on_event` until the stream ends; false when it failed or was interrupted. An
     /// event with an `error` ends it. The stream stops early where `on_event` returns false.
     [[nodiscard]] bool stream(const std::string& target, const std::string& body,
                               const std::function<bool(const Json&)>& on_event);
-    /// Whether the last stream ended because `interrupted` said so; nothing is printed then.
+    /// Whether the last post() or stream() ended because `interrupted` said so; nothing is printed then.
     [[nodiscard]] bool was_interrupted() const { return was_interrupted_; }
 
   private:
     void connect();
     [[nodiscard]] bool renew_token();
+    [[nodiscard]] Expected<Json> parse(const Expected<http::ClientResponse>& response) const;
     [[nodiscard]] Error describe(const Error& error) const;
     [[nodiscard]] Error describe(const http::ClientResponse& response) const;
 

@@ -87,7 +87,7 @@ class LaunchWatch {
         }
         failures_ = 0;
         const std::string status = instances->is_array() && !instances->empty() ? text_of((*instances)[0], "status") : "gone";
-        if (status == "READY") return Settled::kReady;
+        if (status == "READY") return InterruptWatch::pending() ? terminate() : Settled::kReady;
         if (status == "ERROR" || status == "TERMINATED" || status == "gone") {
             line_.clear();
             if (cancelled_) return Settled::kCancelled;
@@ -115,7 +115,19 @@ class LaunchWatch {
         cancelled_ = true;
         line_.clear();
         std::fprintf(stderr, "cancelling the launch of %s\n", printable(uid_).c_str());
-        if (const auto done = session_.ask("POST", path_ + "/cancel"); !done) complain(done.error().message);
+        // What is refused because the model is running already is seen by look().
+        if (const auto done = session_.ask("POST", path_ + "/cancel"); !done && done.error().code != ErrorCode::kInvalidArgument)
+            complain(done.error().message);
+    }
+
+    /// Ctrl-C came too late to cancel.
+    Settled terminate() {
+        line_.clear();
+        complain("the model is running already: terminating it");
+        const auto done = session_.ask("DELETE", path_);
+        if (done || done.error().code == ErrorCode::kInvalidArgument || done.error().code == ErrorCode::kNotFound) return Settled::kCancelled;
+        complain(done.error().message);
+        return Settled::kFailed;
     }
 
     ClientSession& session_;

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 
 namespace baton::cli {
@@ -17,6 +19,9 @@ namespace {
 
 /// A signal handler reaches nothing but a variable of static duration.
 volatile sig_atomic_t interrupt_pending = 0;
+
+/// Whether a failed write to standard output has been seen; the stream itself forgets why.
+bool output_failed = false;
 
 /// The character at `at`, or -1 where the bytes are no UTF-8.
 utf8proc_int32_t code_point(std::string_view text, size_t at, size_t& bytes) {
@@ -85,6 +90,16 @@ std::string shortened(std::string_view text, size_t columns) {
         used += width;
     }
     return std::string(text.substr(0, end)) + "…";
+}
+
+bool flush_output() {
+    if (output_failed) return false;
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
+    const int why = errno;  // 0: an earlier write failed
+    output_failed = true;
+    if (why != EPIPE) complain("cannot write to standard output" + (why == 0 ? "" : ": " + std::string(std::strerror(why))));
+    return false;
 }
 
 void complain(std::string_view message) {

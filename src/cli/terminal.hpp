@@ -20,6 +20,9 @@ namespace baton::cli {
 /// The text in at most `columns` columns, with "…" where its end is cut off.
 [[nodiscard]] std::string shortened(std::string_view text, size_t columns);
 
+/// Writes what standard output still holds. False once a write to it has failed; the first time that is said on stderr, but
+/// not where a reader has closed its end.
+[[nodiscard]] bool flush_output();
 /// Prints "baton: …" on stderr.
 void complain(std::string_view message);
 /// Asks on the terminal without echo, or reads a line of standard input where that is no terminal. False at its end.

@@ -2,6 +2,7 @@
 on a terminal of its own (pty)."""
 
 import contextlib
+import http.server
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import select
 import signal
 import subprocess
 import termios
+import threading
 import time
 
 import pytest
@@ -145,6 +147,105 @@ def test_an_interrupt_during_launch_cancels_it(server):
     assert process.returncode == 1 and not out, err
     assert "cancelled" in err
     assert not [r for r in rows() if r["status"] in ("CREATING", "LOADING", "READY")]
+
+
+LONG = ("--ignore-eos", "true", "--max-tokens", "1900", "Tell a story")
+
+
+def computing(server):
+    return sum(r["running"] for r in server.replicas(UID))
+
+
+@pytest.mark.parametrize("args", [("chat", "--json", *LONG), ("generate", "--stream", "false", *LONG)])
+def test_an_interrupt_ends_a_request_without_a_stream(server, args):
+    wait_for(lambda: computing(server) == 0, 20, "nothing is computed")
+    process = subprocess.Popen([BINARY, *args, "-u", UID], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=environment(server))
+    wait_for(lambda: computing(server) > 0, 20, "the answer is computed")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20 * PATIENCE)
+    assert process.returncode == 1 and not out and err == "baton: stopped\n"
+    wait_for(lambda: computing(server) == 0, 5, "the server stops computing")
+
+
+def test_a_closed_pipe_ends_the_answer(server):
+    process = subprocess.Popen([BINARY, "chat", "-u", UID, *LONG], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=environment(server))
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(20 * PATIENCE) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    wait_for(lambda: computing(server) == 0, 5, "the server stops computing")
+
+
+@pytest.mark.parametrize("args", [("list",), ("list", "--json"), ("--help",), ("chat", "-u", UID, "hi"), ("chat", "-u", UID, "-i")])
+def test_an_output_that_takes_nothing_is_a_failure(server, args):
+    with open("/dev/full", "w") as full:
+        r = subprocess.run([BINARY, *args], input="hi\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=60 * PATIENCE,
+                           env=environment(server))
+    assert r.returncode == 1
+    assert r.stderr == "baton: cannot write to standard output: No space left on device\n"
+
+
+class LateServer(http.server.BaseHTTPRequestHandler):
+    """Answers a launch, and says that the model is running when it is to be cancelled."""
+
+    seen = []
+    body = None
+
+    def answer(self):
+        length = int(self.headers.get("content-length") or 0)
+        body = self.rfile.read(length)
+        self.seen.append(f"{self.command} {self.path}")
+        cancelled = "POST /v1/models/late/cancel" in self.seen
+        status, answer = 200, {}
+        if self.path.startswith("/v1/models?"):
+            type(self).body = json.loads(body)
+            answer = {"model_uid": "late"}
+        elif self.path.startswith("/v1/models/instances"):
+            answer = [{"model_uid": "late", "status": "READY" if cancelled else "LOADING"}]
+        elif self.path.endswith("/cancel"):
+            status, answer = 400, {"detail": "Model late is running, not launching"}
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, *args):
+        pass
+
+
+def test_an_interrupt_too_late_to_cancel_terminates_the_model(server):
+    """A launch sends no field that nobody gave."""
+    LateServer.seen.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), LateServer) as late:
+        threading.Thread(target=late.serve_forever, daemon=True).start()
+        process = subprocess.Popen([BINARY, "launch", "-n", "x", "-u", "late", "-e", f"http://127.0.0.1:{late.server_port}"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(server))
+        wait_for(lambda: any("instances" in line for line in LateServer.seen), 20, "the launch is watched")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20 * PATIENCE)
+        late.shutdown()
+    assert process.returncode == 1 and not out, err
+    assert "the model is running already" in err and "not launching" not in err and "cancelled" in err
+    assert LateServer.seen[-1] == "DELETE /v1/models/late"
+    assert LateServer.body == {"model_name": "x", "model_uid": "late", "model_type": "LLM", "model_engine": "baton", "n_worker": 1, "replica": 1}
+
+
+@pytest.mark.parametrize("flag,field,value", [
+    ("--enable-thinking", "enable_thinking", True), ("--disable-thinking", "enable_thinking", False),
+    ("--enable-virtual-env", "enable_virtual_env", True), ("--disable-virtual-env", "enable_virtual_env", False)])
+def test_a_launch_sends_the_choice_that_was_given(server, flag, field, value):
+    with http.server.HTTPServer(("127.0.0.1", 0), LateServer) as late:
+        threading.Thread(target=late.serve_forever, daemon=True).start()
+        cli(server, "launch", "-n", "x", "--no-wait", flag, "-e", f"http://127.0.0.1:{late.server_port}")
+        late.shutdown()
+    assert LateServer.body[field] is value and not {"enable_thinking", "enable_virtual_env"} - {field} & set(LateServer.body)
 
 
 class Terminal:
