@@ -123,7 +123,8 @@ Expected<LaunchRequest> parse_body(const Json& body, bool local_only) {
         BATON_TRY_ASSIGN(entries, parse_replica_config(*config));
         request.from_replica_config = true;
     }
-    request.replica = replica.value_or(config != nullptr ? static_cast<uint32_t>(entries.size()) : 1);
+    // An empty list is as long as no number of replicas: that is said where the placements are made.
+    request.replica = replica.value_or(std::max(1u, static_cast<uint32_t>(entries.size())));
     BATON_TRY(take_names(body, request));
     if (config == nullptr) BATON_TRY(place_ordinary(body, request));
     BATON_TRY(check_n_worker(body, local_only, config != nullptr));
@@ -182,7 +183,7 @@ Expected<void> check_model_uid(std::string_view uid) {
     for (std::string_view rest = uid;;) {
         const size_t slash = rest.find('/');
         const std::string_view part = rest.substr(0, slash);
-        if (part.empty() || part == "." || part == "..")
+        if (part.empty() || part == "." || part == ".." || part.find_first_of("?#") != std::string_view::npos)
             return bad("model_uid " + in_quotes(uid) + " cannot be part of a URL; please choose another name", "model_uid");
         if (slash == std::string_view::npos) break;
         rest.remove_prefix(slash + 1);

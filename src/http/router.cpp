@@ -149,7 +149,7 @@ void Router::operator()(std::shared_ptr<Exchange> exchange) const {
     const Route& route = *found.route;
     if (!request.permissions.allow(route.rule.access)) {
         return refuse(*exchange, 403,
-                      request.permissions.limited_key
+                      request.permissions.limited_key && route.rule.access != Access::kList && route.rule.access != Access::kInference
                           ? "API keys can only access model query and inference endpoints"
                           : "Not enough permissions");
     }

@@ -248,7 +248,7 @@ constexpr std::array<std::string_view, 69> kKnown = {"model",
 
 bool is_set(const Json* value) {
     return value != nullptr && !(value->is_boolean() && !value->get<bool>()) &&
-           !(value->is_string() && value->empty());
+           !(value->is_string() && value->get_ref<const std::string&>().empty());
 }
 
 Expected<void> refuse_not_built(const Json& object) {

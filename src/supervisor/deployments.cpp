@@ -211,7 +211,10 @@ void Deployments::terminate(const std::string& uid, std::function<void(Expected<
     const auto deployment = find(uid);
     if (!deployment) {
         const auto it = all_.find(uid);
-        if (it != all_.end() && it->second->state() == DeploymentState::kError) all_.erase(it);  // clears the row of a failed launch
+        if (it != all_.end() && it->second->state() == DeploymentState::kError) {  // clears the row of a failed launch
+            all_.erase(it);
+            return done({});
+        }
         return done(fail(ErrorCode::kInvalidArgument, "Model not found in the model list, uid: " + uid, "model_uid"));
     }
     if (deployment->state() != DeploymentState::kReady)

@@ -6,15 +6,22 @@ namespace baton::supervisor {
 namespace {
 
 const char* slot_status(const Deployment& d, const Slot& s) {
+    if (d.state() == DeploymentState::kError) return "ERROR";
     if (s.removing) return "TERMINATING";
     switch (s.state) {
         case SlotState::kSpawning: return "CREATING";
         case SlotState::kLoading: return "LOADING";
         case SlotState::kUp: return d.state() == DeploymentState::kReady ? "READY" : "LOADING";
-        case SlotState::kDown: return d.state() == DeploymentState::kTerminating ? "TERMINATING" : d.state() == DeploymentState::kError ? "ERROR" : "UPDATING";
+        case SlotState::kDown: return d.state() == DeploymentState::kTerminating ? "TERMINATING" : "UPDATING";
         case SlotState::kFailed: return "ERROR";
     }
     return "ERROR";
+}
+
+/// What a replica failed of: its own fault, or that of its launch, which may have ended before any process began.
+Json fault_of(const Deployment& d, const Slot& s) {
+    if (!s.error.empty()) return s.error;
+    return d.state() == DeploymentState::kError && !d.error().empty() ? Json(d.error()) : Json(nullptr);
 }
 
 /// GPU numbers as texts; null on the CPU.
@@ -79,7 +86,7 @@ Json replica_row(const Deployment& d, const Slot& s) {
             {"accelerators", accelerators(s)},
             {"status", slot_status(d, s)},
             {"created_ts", s.created_unix},
-            {"error_message", s.error.empty() ? Json(nullptr) : Json(s.error)},
+            {"error_message", fault_of(d, s)},
             {"replica_uid", s.placement.replica_uid},
             {"gpu_idx", s.placement.gpu_idx.empty() ? Json(nullptr) : Json(s.placement.gpu_idx)},
             {"role", to_string(s.placement.role)},

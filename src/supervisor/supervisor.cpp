@@ -85,15 +85,18 @@ class Supervisor {
     }
 
   private:
-    /// So that one can see what a busy thread does.
+    /// So that one can see what a busy thread does. Returns when every thread has its name: a pool that ends earlier would
+    /// drop the names it has not begun with, and the threads that wait for those would never end.
     void name_text_threads() {
-        const auto all = std::make_shared<std::latch>(std::max(1u, settings_.text_threads));
-        for (uint32_t i = 0; i < std::max(1u, settings_.text_threads); ++i) {
+        const uint32_t threads = std::max(1u, settings_.text_threads);
+        const auto all = std::make_shared<std::latch>(threads + 1);
+        for (uint32_t i = 0; i < threads; ++i) {
             boost::asio::post(text_, [all] {
                 ::prctl(PR_SET_NAME, "baton-text");
                 all->arrive_and_wait();  // or one thread would take two of these
             });
         }
+        all->arrive_and_wait();
     }
 
     Expected<void> start() {

@@ -238,7 +238,7 @@ std::optional<std::string> Agent::refuse_spawn(const wire::SpawnReplica& ask) {
 void Agent::spawn(const wire::SpawnReplica& ask) {
     const auto answer = [&](uint32_t pid, std::string error) {
         if (!error.empty())
-            log::warn("replica not started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value},
+            log::warn("replica not started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
                                               {"epoch", ask.target.epoch.value}, {"error", error}});
         if (link_) link_->send(wire::SpawnResult{ask.model_uid, ask.target, pid, std::move(error)});
     };
@@ -258,7 +258,7 @@ void Agent::spawn(const wire::SpawnReplica& ask) {
     if (!child) return answer(0, child.error().message);
     const auto pid = static_cast<uint32_t>((*child)->pid());
     replicas_.emplace(key, Replica{ask.model_uid, ask.target, std::move(*child), nullptr, false});
-    log::info("replica started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value},
+    log::info("replica started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
                                   {"epoch", ask.target.epoch.value},
                                   {"role", to_string(static_cast<Role>(std::min<uint8_t>(ask.role, 2)))}, {"pid", pid}});
     answer(pid, "");
@@ -321,7 +321,7 @@ void Agent::on_exit(const Key& key, ChildExit exit) {
     replicas_.erase(it);
     const bool meant = replica.stopping || stopping_;
     log::event(meant ? log::Level::kInfo : log::Level::kWarn, "replica ended",
-               {{"model_uid", replica.model_uid}, {"replica", replica.target.replica.value},
+               {{"model_uid", replica.model_uid}, {"replica", replica.target.replica.value - 1},
                 {"epoch", replica.target.epoch.value}, {"pid", replica.child->pid()}, {"status", exit.status}});
     report({replica.model_uid, replica.target, exit.status, std::move(exit.last_output)});
     if (replica.stopping) forget_model_if_gone(replica.model_uid);

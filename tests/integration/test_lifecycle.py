@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from harness import Server, wait_for
+from harness import BINARY, Server, wait_for
 
 CYCLES = int(os.environ.get("BATON_TEST_CYCLES", "12"))  # the full run takes 100
 SMALL = {"max_model_len": 256, "kv_cache_bytes": 8 << 20, "threads": 1}
@@ -126,3 +128,14 @@ def test_a_slow_disk_stops_nobody(tiny_model, tmp_path):
         os.unlink(state / "deployments.json.new")
         assert not server.lines("worker.lost") and not server.lines("replica.down")
         server.terminate("slow")
+
+
+def test_a_start_that_fails_ends_every_time(tmp_path):
+    """Its threads have hardly begun then."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [BINARY, "supervisor", "--port", str(taken.getsockname()[1]), "--state-dir", tmp_path / "state"]
+        for _ in range(25):
+            ended = subprocess.run(command, timeout=20, capture_output=True, text=True)
+            assert ended.returncode != 0 and "supervisor.start_failed" in ended.stdout + ended.stderr

@@ -169,6 +169,7 @@ def test_failed_downloads_say_why_and_leave_the_uid_free(server, hub):
     assert launch(server, 200, wait=False, **BY_NAME) == {"model_uid": "m"}
     harness.wait_for(lambda: [i["status"] for i in server.http.get("/v1/models/instances").json()] == ["ERROR"], 10, "the row of a failed launch")
     assert any("is gated" in e["event_content"] for e in server.http.get("/v1/models/m/events").json())
+    assert all(r["status"] == "ERROR" and "is gated" in r["error_message"] for r in server.http.get("/v1/models/m/replicas").json())
     hub.faults = []
     launch(server, **BY_NAME)
 

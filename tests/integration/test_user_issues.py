@@ -149,6 +149,12 @@ def test_09_a_failed_launch_leaves_its_uid_free(tiny, tiny_model):
             assert r.status_code == 400
         wait_for(lambda: [i["status"] for i in tiny.http.get("/v1/models/instances?model_uid=again").json()] == ["ERROR"], 20, "the row says ERROR")
         assert tiny.http.get("/v1/models/again").status_code == 400
+        (row,) = tiny.http.get("/v1/models/again/replicas").json()
+        assert row["status"] == "ERROR" and "no such fault" in row["error_message"]
+        # The row can be cleared, and then there is nothing to clear any more.
+        assert tiny.http.delete("/v1/models/again").status_code == 200
+        assert tiny.http.get("/v1/models/instances?model_uid=again").json() == []
+        assert tiny.http.delete("/v1/models/again").status_code == 400
     tiny.tiny(uid="again")
     assert tiny.http.get("/v1/models/again").status_code == 200
     tiny.terminate("again")
@@ -293,7 +299,7 @@ def test_21_a_failed_load_says_why(tiny):
     assert r.status_code == 400 and "replica 0 failed to load: " in r.json()["detail"] and "no such fault" in r.json()["detail"]
     assert "no such fault" in tiny.replicas("why")[0]["error_message"]
     assert any(e["event_type"] == "ERROR" and "no such fault" in e["event_content"] for e in tiny.http.get("/v1/models/why/events").json())
-    assert tiny.http.delete("/v1/models/why").status_code == 400 and tiny.replicas("why") == []
+    assert tiny.http.delete("/v1/models/why").status_code == 200 and tiny.replicas("why") == []
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::"])

@@ -201,7 +201,8 @@ def test_the_async_client_does_the_same(server, worker_ip):
         await stream.__anext__()
         assert 0 <= (await client.get_progress("aio-abort"))["progress"] <= 1
         assert (await client.abort_request(uid, "aio-abort", block_duration=0))["msg"] == "DONE"
-        with pytest.raises(Exception, match="abort"):
+        # The reason, or that the connection ended early, where aiohttp sees that before it has read the frame.
+        with pytest.raises(Exception, match="abort|not completed"):
             async for _ in stream:
                 pass
         with pytest.raises(RuntimeError, match="PD topology"):

@@ -109,6 +109,8 @@ const Row kRows[] = {
     {"10", R"({"$":{"devices":[{"worker_ip":"a:1"}]}})", kRoles},
     {"11", R"({"replica":3})", "replica_config length (2) must equal replica (3)."},
     {"11", R"({"replica":1})", "replica_config length (2) must equal replica (1)."},
+    {"11", R"({"replica_config":[]})", "replica_config length (0) must equal replica (1)."},
+    {"11", R"({"replica_config":"[]"})", "replica_config length (0) must equal replica (1)."},
     {"11", R"({"replica":1,"replica_config":[]})", "replica_config length (0) must equal replica (1)."},
     {"12", R"({"$":{"role":"prefill","devices":[]}})",
      "Each replica_config entry must have exactly one device (replica 0 has 0). Cross-worker sharding per replica is not "
@@ -450,7 +452,7 @@ TEST(ParseLaunch, HostileBodies) {
 TEST(CheckModelUid, RefusesWhatCannotBeReached) {
     for (const char* uid : {"", "  ", "a-rep0", "a-rep17", "prompts", "families", "instances", "instance", "vllm-supported",
                             "update_type", "llm/auto-register", "a/replicas", "a/replicas/3", "a/progress", "a/cancel",
-                            "a/events", "x/requests/y/abort", "a\nb", "/a", "a/", "a//b", "a/../b", "./a"})
+                            "a/events", "x/requests/y/abort", "a\nb", "/a", "a/", "a//b", "a/../b", "./a", "a?b", "a#b", "a/b?"})
         EXPECT_FALSE(check_model_uid(uid)) << uid;
     EXPECT_FALSE(check_model_uid(std::string(101, 'a')));
     for (const char* uid : {"m", "Qwen/Qwen2.5-0.5B-Instruct", "-rep3", "a-rep", "a-rep3b", "a b", "a-replicas", "日本"})

@@ -125,6 +125,7 @@ std::vector<Row> shared_rows() {
     add("bootstrap_anything", {"1"}, false);
     add("chat_template", {"\"x\""}, false);
     add("lora_name", {"\"x\""}, false);
+    for (const char* name : {"lora_name", "guided_regex", "suffix"}) add(name, {"\"\"", "null", "false"}, true);
     add("use_beam_search", {"true"}, false);
     add("use_beam_search", {"false"}, true);
     rows.push_back({R"("min_tokens":50,"max_tokens":10)", "min_tokens"});
