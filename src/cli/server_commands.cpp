@@ -101,20 +101,7 @@ int run_config(const ServeOptions& options, bool show) {
         std::printf("good\n");
         return kDone;
     }
-    Json deployments = Json::array();
-    for (const auto& d : settings->deployments) deployments.push_back(Json::parse(d, nullptr, false));
-    const Json out{{"host", settings->host}, {"port", settings->port}, {"state_dir", settings->state_dir},
-                   {"cache_dir", settings->cache_dir}, {"model_root", settings->model_root},
-                   {"api_keys", settings->api_keys.size()}, {"log_format", settings->log_format},
-                   {"log_level", settings->log_level}, {"advertise_address", settings->advertise_address},
-                   {"link_address", settings->link_address}, {"link_secret", !settings->link_secret.empty()},
-                   {"snapshot_bytes", settings->snapshot_bytes}, {"http_threads", settings->http_threads},
-                   {"text_threads", settings->text_threads}, {"shutdown_timeout_ms", settings->shutdown_timeout_ms},
-                   {"supervisor_grace_ms", settings->supervisor_grace_ms}, {"strict_fields", settings->strict_fields},
-                   {"allow_fault_hooks", settings->allow_fault_hooks}, {"default_model", settings->default_model},
-                   {"cors_origins", settings->cors_origins}, {"local_worker", settings->local_worker},
-                   {"deployments", deployments}};
-    std::printf("%s\n", out.dump(2).c_str());
+    std::printf("%s\n", config::show_settings(*settings).c_str());
     return kDone;
 }
 

@@ -1,6 +1,11 @@
 #include "config/settings_table.hpp"
 
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
 #include "config/arguments.hpp"
+#include "config/json_text.hpp"
 
 namespace baton::config {
 namespace {
@@ -139,6 +144,30 @@ const Setting* find_setting(std::string_view key) {
     for (const Setting& s : settings_table())
         if (s.key == key) return &s;
     return nullptr;
+}
+
+std::string show_settings(const SupervisorSettings& settings) {
+    static constexpr std::array<std::string_view, 4> kSecret = {"api_keys", "inference_api_keys", "link_secret", "hub_token"};
+    Json out = Json::object();
+    for (const Setting& s : settings_table()) {
+        const bool secret = std::find(kSecret.begin(), kSecret.end(), s.key) != kSecret.end();
+        const auto shown = [&](const auto& value) -> Json {
+            using T = std::decay_t<decltype(value)>;
+            if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+                if (secret) return value.size();
+                if (s.key != "deployments") return value;
+                Json list = Json::array();
+                for (const std::string& d : value) list.push_back(Json::parse(d, nullptr, false));
+                return list;
+            } else if constexpr (std::is_same_v<T, std::string>) {
+                return secret ? Json(!value.empty()) : Json(value);
+            } else {
+                return value;
+            }
+        };
+        out[std::string(s.key)] = std::visit([&](auto field) { return shown(settings.*field); }, s.field);
+    }
+    return out.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string describe_settings_markdown() {

@@ -84,5 +84,7 @@ struct WorkerSettings {
 [[nodiscard]] Expected<void> check(SupervisorSettings& settings);
 /// The text of docs/CONFIG.md.
 [[nodiscard]] std::string describe_settings_markdown();
+/// Every setting with its value, as indented JSON; of keys and secrets only how many there are, or whether there is one.
+[[nodiscard]] std::string show_settings(const SupervisorSettings& settings);
 
 }  // namespace baton::config

@@ -109,8 +109,6 @@ const Row kRows[] = {
     {"10", R"({"$":{"devices":[{"worker_ip":"a:1"}]}})", kRoles},
     {"11", R"({"replica":3})", "replica_config length (2) must equal replica (3)."},
     {"11", R"({"replica":1})", "replica_config length (2) must equal replica (1)."},
-    {"11", R"({"replica_config":[]})", "replica_config length (0) must equal replica (1)."},
-    {"11", R"({"replica_config":"[]"})", "replica_config length (0) must equal replica (1)."},
     {"11", R"({"replica":1,"replica_config":[]})", "replica_config length (0) must equal replica (1)."},
     {"12", R"({"$":{"role":"prefill","devices":[]}})",
      "Each replica_config entry must have exactly one device (replica 0 has 0). Cross-worker sharding per replica is not "
@@ -447,6 +445,14 @@ TEST(ParseLaunch, HostileBodies) {
             const auto r = parse_launch(body.dump());
             EXPECT_TRUE(r || !r.error().message.empty());
         }
+}
+
+TEST(EmptyReplicaConfig, IsNoLaunchOfNoReplica) {
+    for (const char* list : {"[]", R"("[]")"}) {
+        const auto r = parse_launch(std::string(R"({"model_name":"m","model_engine":"vLLM","replica_config":)") + list + "}", true);
+        ASSERT_FALSE(r) << list;
+        EXPECT_EQ(r.error().message, "replica_config length (0) must equal replica (1).");
+    }
 }
 
 TEST(CheckModelUid, RefusesWhatCannotBeReached) {

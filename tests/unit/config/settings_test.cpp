@@ -97,6 +97,26 @@ TEST(SupervisorSettings, DocumentationNamesEverySetting) {
         EXPECT_THAT(text, HasSubstr(word));
 }
 
+TEST(SupervisorSettings, EverySettingIsShownAndNoSecret) {
+    SupervisorSettings s;
+    s.api_keys = {"the-first-key", "the-second-key"};
+    s.inference_api_keys = {"the-third-key"};
+    s.link_secret = "the-secret-of-the-links";
+    s.hub_token = "the-token-of-the-hub";
+    s.auth_file = "/etc/users.json";
+    s.deployments = {R"({"model_name":"m"})"};
+    const std::string text = show_settings(s);
+    // The first column of the table of settings names them all.
+    const std::string table = describe_settings_markdown();
+    size_t names = 0;
+    for (size_t at = table.find("\n| `"); at != std::string::npos && std::islower(static_cast<unsigned char>(table[at + 4])) != 0; at = table.find("\n| `", at + 1), ++names)
+        EXPECT_THAT(text, HasSubstr('"' + table.substr(at + 4, table.find('`', at + 4) - at - 4) + '"'));
+    EXPECT_GT(names, 25u);
+    for (const char* shown : {R"("api_keys": 2)", R"("inference_api_keys": 1)", R"("link_secret": true)", R"("hub_token": true)", R"("auth_file": "/etc/users.json")", R"("model_name": "m")"})
+        EXPECT_THAT(text, HasSubstr(shown));
+    EXPECT_THAT(text, testing::Not(HasSubstr("the-")));
+}
+
 std::string random_text(std::mt19937_64& random) {
     static constexpr std::string_view kLetters = "abc/ -=:.\"'\\äß\t";
     std::string out;
