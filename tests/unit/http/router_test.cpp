@@ -9,15 +9,17 @@ namespace {
 
 using namespace test;  // NOLINT: the fixture is this test's vocabulary
 
+/// Answers with the text and the route's parameters.
+RouteHandler say(std::string text) {
+    return [text = std::move(text)](std::shared_ptr<Exchange> exchange, const Params& params) {
+        std::string out = text;
+        for (const std::string& param : params) out += "|" + param;
+        exchange->respond(200, out);
+    };
+}
+
 TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
     Router router;
-    const auto say = [](std::string text) {
-        return [text](std::shared_ptr<Exchange> exchange, const Params& params) {
-            std::string out = text;
-            for (const std::string& param : params) out += "|" + param;
-            exchange->respond(200, out);
-        };
-    };
     router.add("GET", "/v1/models/{uid}", {}, say("describe"));
     router.add("DELETE", "/v1/models/{uid}", {.access = Access::kAdmin}, say("delete"));
     router.add("GET", "/v1/models/instances", {}, say("instances"));
@@ -58,13 +60,6 @@ TEST(Router, FindsRoutesAndSaysWhatIsWrong) {
 
 TEST(Router, ALongNameKeepsItsSlashesAndYieldsToWhatIsMoreLiteral) {
     Router router;
-    const auto say = [](std::string text) {
-        return [text](std::shared_ptr<Exchange> exchange, const Params& params) {
-            std::string out = text;
-            for (const std::string& param : params) out += "|" + param;
-            exchange->respond(200, out);
-        };
-    };
     router.add("GET", "/v1/models/{uid...}", {}, say("describe"));
     router.add("GET", "/v1/models/instances", {}, say("instances"));
     router.add("GET", "/v1/models/{uid...}/replicas", {}, say("replicas"));
