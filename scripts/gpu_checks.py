@@ -143,16 +143,17 @@ class Check:
 class Context:
     def __init__(self, gpus):
         self.gpus = gpus  # numbers as CUDA_VISIBLE_DEVICES takes them
-        self.lock = threading.Lock()
+        self.locks = {shape: threading.Lock() for shape in ("qwen3-0.6b", "llama-3.1-8b")}
         self.libraries = ":".join(filter(None, [str(SUITE / "lib"), *cuda_libraries(), os.environ.get("LD_LIBRARY_PATH")]))
 
-    def random_model(self):
-        """Random weights of a real size; GPU_CHECK_MODEL chooses another model."""
+    def random_model(self, shape="qwen3-0.6b"):
+        """Random weights of a real size; GPU_CHECK_MODEL chooses another model in place of the small one."""
         given = os.environ.get("GPU_CHECK_MODEL")
-        with self.lock:
-            if not given:
-                subprocess.run([sys.executable, ROOT / "scripts/make_random_model.py", "qwen3-0.6b", MODELS / "qwen3-0.6b"], check=True)
-        return given or str(MODELS / "qwen3-0.6b")
+        if given and shape == "qwen3-0.6b":
+            return given
+        with self.locks[shape]:
+            subprocess.run([sys.executable, ROOT / "scripts/make_random_model.py", shape, MODELS / shape], check=True)
+        return str(MODELS / shape)
 
     def environment(self, gpus):
         return {**os.environ, "LD_LIBRARY_PATH": self.libraries, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "PYTHONUNBUFFERED": "1",
@@ -194,6 +195,16 @@ def serve(check, *more, model=None):
                              (model and model()) or c.random_model(), "--gpus", "0,1" if len(gpus) > 1 else "0", *more]]
 
 
+def start_8b(c, gpus):
+    return serve("start", "--model-8b", c.random_model("llama-3.1-8b"))(c, gpus)
+
+
+def load(c, gpus):
+    """Requests in numbers: saturated, and a few a second."""
+    c.random_model()
+    return [[sys.executable, ROOT / "scripts/gpu_workloads.py", "--binary", SUITE / "baton", "--models", MODELS, "--time", "0.8", "--only", "256|16/s", "one"]]
+
+
 def small(shape):
     return ["--shape", shape, "--contexts", "1024", "--prompts", "1024,4096"]
 
@@ -228,6 +239,8 @@ CHECKS = [
     Check("2p2d", "serving", "one", 17, serve("2p2d")),
     Check("snapshots", "serving", "one", 9, serve("snapshots")),
     Check("start", "serving", "one", 11, serve("start")),
+    Check("start-8b", "serving", "one", 30, start_8b, limit=120),
+    Check("load", "serving", "one", 20, load),
     Check("cycles", "serving", "one", 32, serve("cycles"), limit=120),
     Check("kill", "serving", "all", 35, serve("kill", "--tries", "5"), limit=120),
 ]
@@ -347,7 +360,7 @@ class Run:
             print("   " + line[:180], flush=True)
 
 
-FIGURES = re.compile(r"^(weights|cuda |decode|prefill|(qwen|llama)\S+ +(bf16|det|fp16)|bf16:.*prompts,|deterministic:.*prompts,|fp16:.*prompts,|FAIL|ok  |"
+FIGURES = re.compile(r"^(weights|cuda |decode|prefill|(qwen|llama)\S+ +(bf16|det|fp16)|0\.6b  hybrid .*client|bf16:.*prompts,|deterministic:.*prompts,|fp16:.*prompts,|FAIL|ok  |"
                      r" +(batch|hybrid|prefill and)|\[ +FAILED)")
 
 
@@ -364,6 +377,9 @@ def summary(text):
     steps = re.findall(r"^decode +(\d+) +1024 +([\d.]+)", text, re.MULTILINE)
     if steps:
         parts.append("decode at 1k, ms: " + ", ".join(f"{batch}: {ms}" for batch, ms in steps))
+    loads = dict(re.findall(r"^0\.6b +hybrid +(\S.*?) +512/128 +([\d.]+ +\d+ +[\d.]+ +[\d.]+ +[\d.]+) ", text, re.MULTILINE))
+    for name, (rate, _, ttft, ttft99, tpot) in ((n, v.split()) for n, v in loads.items()):
+        parts.append(f"{name}: {rate}/s, TTFT {ttft}/{ttft99}, TPOT {tpot} ms;")
     checked = len(re.findall(r"^ok  ", text, re.MULTILINE))
     return (f"{checked} held, " if checked else "") + " ".join(parts)
 
