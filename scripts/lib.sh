@@ -70,7 +70,7 @@ install_build_packages() {
 
 install_test_packages() {
     install_build_packages
-    install_packages libgtest-dev libgmock-dev openssl iproute2
+    install_packages libgtest-dev libgmock-dev openssl iproute2 chromium
 }
 
 # Compilers need about 1.5 GB each: no more of them than memory or processors allow.

@@ -34,6 +34,7 @@
 #include "local_worker.hpp"
 #include "metrics.hpp"
 #include "registry_api.hpp"
+#include "web_routes.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
@@ -122,6 +123,7 @@ class Supervisor {
         cluster_->add_routes(routes_);
         registry_api_ = std::make_unique<RegistryApi>(RegistryApi::Services{io_, background_, *registry_, pulls_});
         registry_api_->add_routes(routes_);
+        add_web_routes(routes_);
         http::ServerOptions options;
         options.host = settings_.host;
         options.port = settings_.port;
@@ -132,6 +134,7 @@ class Supervisor {
         options.cors_origins = settings_.cors_origins;
         options.open_paths = {"/health", "/ready", "/status", "/token", "/token/refresh", "/v1/address", "/v1/cluster/auth", "/v1/cluster/ui_config",
                               "/v1/models/families", "/v1/models/prompts", "/v1/models/vllm-supported"};
+        for (std::string& path : web_paths()) options.open_paths.push_back(std::move(path));
         BATON_TRY_ASSIGN(server_, http::Server::start(std::move(options), [this](std::shared_ptr<http::Exchange> e) { routes_(std::move(e)); }));
         log::info("supervisor.listening", {{"address", server_->address()}, {"state_dir", settings_.state_dir}});
         if (settings_.host != "127.0.0.1" && settings_.host != "localhost" && settings_.host != "::1" && settings_.api_keys.empty() && settings_.inference_api_keys.empty() && !auth_)
