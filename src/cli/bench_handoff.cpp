@@ -131,11 +131,12 @@ class Bench {
                  {"devices", o_.devices}, {"page_kib", static_cast<double>(end_.layout().page_bytes()) / 1024}, {"block_tokens", o_.block_tokens},
                  {"copy_gb_per_s", rounded(rate_ / 1e9)}, {"sizes", Json::array()}, {"exposed", Json::array()}, {"concurrent", Json::array()}, {"beside", Json::array()}};
         for (const std::string& mover : o_.movers) {
-            BATON_TRY(link(mover));
-            for (const uint32_t mib : o_.sizes_mib) {
-                BATON_TRY_ASSIGN(Json line, size(mover, mib));
-                out["sizes"].push_back(std::move(line));
+            std::vector<Json> lines(o_.sizes_mib.size());
+            for (uint32_t repeat = 0; repeat < o_.repeats; ++repeat) {
+                BATON_TRY(link(mover));
+                for (size_t i = 0; i < lines.size(); ++i) BATON_TRY(size(mover, o_.sizes_mib[i], lines[i]));
             }
+            for (Json& line : lines) out["sizes"].push_back(summed_up(std::move(line)));
             for (const uint32_t tokens : o_.prompts) {
                 BATON_TRY_ASSIGN(Json line, exposed(mover, 1, tokens, o_.rounds));
                 out["exposed"].push_back(std::move(line));
@@ -214,7 +215,8 @@ class Bench {
         BATON_TRY(call("close", ask));
         return ended;
     }
-    Expected<Json> size(const std::string& mover, uint32_t mib) {
+    /// Adds one repeat to the line of a size.
+    Expected<void> size(const std::string& mover, uint32_t mib, Json& line) {
         const auto block_bytes = static_cast<double>(end_.layout().block_bytes());
         const auto blocks = static_cast<uint32_t>(std::max<long>(std::lround(mib * 1048576.0 / block_bytes), 1));
         BATON_TRY(pull_whole(blocks, true));
@@ -223,10 +225,26 @@ class Bench {
             BATON_TRY_ASSIGN(const auto ended, pull_whole(blocks, false));
             us.push_back(static_cast<double>(ended.result.total_us));
         }
-        const double bytes = blocks * block_bytes, p50 = quantile(us, 0.5);
-        return Json{{"mover", mover}, {"mib", rounded(bytes / 1048576)}, {"p50_us", p50}, {"p99_us", quantile(us, 0.99)},
-                    {"gb_per_s", rounded(bytes / std::max(p50, 1.0) / 1e3)}, {"floor_us", rounded(bytes / rate_ * 1e6)}};
+        const double bytes = blocks * block_bytes;
+        line["mover"] = mover;
+        line["mib"] = rounded(bytes / 1048576);
+        line["floor_us"] = rounded(bytes / rate_ * 1e6);
+        for (const double u : us) line["us"].push_back(u);
+        line["repeats_gb_per_s"].push_back(rounded(bytes / std::max(quantile(us, 0.5), 1.0) / 1e3));
+        return {};
     }
+    /// Over all repeats; the repeats' own medians beside them.
+    static Json summed_up(Json line) {
+        auto us = line["us"].get<std::vector<double>>(), rates = line["repeats_gb_per_s"].get<std::vector<double>>();
+        line.erase("us");
+        line["p50_us"] = quantile(us, 0.5);
+        line["p99_us"] = quantile(us, 0.99);
+        line["min_us"] = us.front();
+        line["gb_per_s"] = rounded(line["mib"].get<double>() * 1048.576 / std::max(quantile(us, 0.5), 1.0));
+        line["spread_gb_per_s"] = rates.size() == 1 ? "" : quantile_text(rates, 0) + " to " + quantile_text(rates, 1);
+        return line;
+    }
+    static std::string quantile_text(std::vector<double>& rates, double share) { return std::to_string(std::lround(quantile(rates, share))); }
     /// From each prompt's last layer, as P's host sees it, to the end of its pull.
     Expected<Json> exposed(const std::string& mover, uint32_t count, uint32_t tokens, uint32_t rounds) {
         std::vector<double> us;
@@ -315,7 +333,7 @@ void print_part(const Json& lines, const char* title, const std::vector<std::pai
 void print_all(const Json& out) {
     std::printf("%s%s%s; pages of %s KiB, copies at %s GB/s\n", text(out["pools"]).c_str(), out["devices"] == "" ? "" : ", GPUs ", text(out["devices"]).c_str(),
                 text(out["page_kib"]).c_str(), text(out["copy_gb_per_s"]).c_str());
-    print_part(out["sizes"], "pulls of what is there", {{"mover", "MOVER"}, {"mib", "MIB"}, {"p50_us", "P50 US"}, {"p99_us", "P99 US"}, {"gb_per_s", "GB/S"}, {"floor_us", "FLOOR US"}});
+    print_part(out["sizes"], "pulls of what is there", {{"mover", "MOVER"}, {"mib", "MIB"}, {"min_us", "LEAST US"}, {"p50_us", "P50 US"}, {"p99_us", "P99 US"}, {"gb_per_s", "GB/S"}, {"spread_gb_per_s", "REPEATS' MEDIANS"}, {"floor_us", "FLOOR US"}});
     const std::vector<std::pair<const char*, const char*>> exposed{{"mover", "MOVER"}, {"hand_offs", "AT ONCE"}, {"tokens", "TOKENS"}, {"mib", "MIB"}, {"p50_us", "P50 US"},
                                                                     {"p99_us", "P99 US"}, {"max_us", "MAX US"}, {"floor_us", "FLOOR US"}};
     print_part(out["exposed"], "from a prompt's last layer to the end of its pull", exposed);

@@ -102,7 +102,7 @@ Expected<void> HandoffEnd::load(const BenchHandoffOptions& o, uint32_t device) {
     BATON_TRY_ASSIGN(backend_, backend::make_cuda_backend(plan, options));
     BATON_TRY_ASSIGN(words_, xavier::SharedPool::create_words(backend_->kv_layout(), slots_needed(o)));
     set_copy_ctas(o, o.ctas);
-    backend_->pool().set_link_options({o.nccl_buffers, size_t{o.nccl_buffer_mib} << 20, o.nccl_ctas, o.nccl_copy_ctas});
+    backend_->pool().set_link_options({o.nccl_buffers, size_t{o.nccl_buffer_mib} << 20, o.nccl_ctas, o.nccl_copy_ctas, o.nccl_lanes});
     return backend_->share_words(words_->words());
 }
 

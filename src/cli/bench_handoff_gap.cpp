@@ -26,7 +26,7 @@ struct Stream {
 };
 
 Json body_of(const BenchHandoffOptions& o, uint64_t seed, uint32_t output_tokens) {
-    std::mt19937_64 random(seed);
+    std::mt19937_64 random(o.seed + seed);
     Json prompt = Json::array();
     for (uint32_t i = 0; i < o.input_tokens; ++i) prompt.push_back(kIdsFrom + random() % (kIdsBelow - kIdsFrom));
     return {{"model", o.model}, {"prompt", std::move(prompt)}, {"max_tokens", output_tokens}, {"stream", true}, {"temperature", 0}, {"ignore_eos", true}};
@@ -91,6 +91,7 @@ class Background {
 
 int run_bench_handoff_gap(const BenchHandoffOptions& given) {
     BenchHandoffOptions o = given;
+    if (o.seed == 0) o.seed = std::random_device{}() * uint64_t{1} << 32;
     const http::ClientOptions options = [&] {
         http::ClientOptions c;
         c.base_url = o.url;

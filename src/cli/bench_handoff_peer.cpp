@@ -46,6 +46,7 @@ std::vector<std::string> child_arguments(const BenchHandoffOptions& o, int fd) {
     add("--nccl-buffers", std::to_string(o.nccl_buffers));
     add("--nccl-buffer-mib", std::to_string(o.nccl_buffer_mib));
     add("--nccl-copy-ctas", std::to_string(o.nccl_copy_ctas));
+    add("--nccl-lanes", std::to_string(o.nccl_lanes));
     return args;
 }
 

@@ -14,6 +14,7 @@ void add_bench_handoff(CLI::App& bench, Options& o) {
     sub->add_option("--sizes", h.sizes_mib, "MiB of the pulls; 0: none")->delimiter(',')->check(CLI::Range(0u, 16'384u));
     sub->add_option("--prompts", h.prompts, "lengths of prompts whose exposed time is measured; 0: none")->delimiter(',')->check(CLI::Range(0u, 65'536u));
     sub->add_option("--rounds", h.rounds, "of each measurement")->check(CLI::Range(1u, 1000u));
+    sub->add_option("--repeats", h.repeats, "of each size, linked anew, for the spread")->check(CLI::Range(1u, 100u));
     sub->add_option("--concurrent", h.concurrent, "hand-offs open at once; 0: none")->check(CLI::Range(0u, 512u));
     sub->add_option("--concurrent-tokens", h.concurrent_tokens, "of each; default 512 on GPUs, 64 in host memory")->check(CLI::Range(0u, 65'536u));
     sub->add_option("--layer-us", h.layer_us, "host memory: microseconds between two layers")->check(CLI::Range(0u, 1'000'000u));
@@ -29,6 +30,7 @@ void add_bench_handoff(CLI::App& bench, Options& o) {
     sub->add_option("--nccl-buffers", h.nccl_buffers, "staging buffers a side; 0: the default")->check(CLI::Range(0u, 16u));
     sub->add_option("--nccl-buffer-mib", h.nccl_buffer_mib, "MiB of each; 0: the default")->check(CLI::Range(0u, 1024u));
     sub->add_option("--nccl-copy-ctas", h.nccl_copy_ctas, "of the copies into and out of them; 0: the default")->check(CLI::Range(0u, 1024u));
+    sub->add_option("--nccl-lanes", h.nccl_lanes, "communicators of a channel; 0: the default")->check(CLI::Range(0u, 4u));
     sub->add_option("--link-gb-per-s", h.link_gb_per_s, "of the way between two GPUs, for the floors")->check(CLI::PositiveNumber);
     sub->add_option("--url,-e,--endpoint", h.url, "measure the gap between token 1 and 2 through this server instead");
     sub->add_option("--model", h.model, "server: uid; default: the only one it has");
@@ -37,6 +39,7 @@ void add_bench_handoff(CLI::App& bench, Options& o) {
     sub->add_option("--input-tokens", h.input_tokens, "server: of a prompt")->check(CLI::Range(1u, 1'000'000u));
     sub->add_option("--output-tokens", h.output_tokens, "server: of an answer")->check(CLI::Range(2u, 100'000u));
     sub->add_option("--streams", h.streams, "server: other streams that run meanwhile")->check(CLI::Range(0u, 1024u));
+    sub->add_option("--seed", h.seed, "server: of the prompts; 0: another each time");
     sub->add_option("--peer-fd", h.peer_fd, "")->group("");
     sub->add_flag("--json", h.json, "print JSON");
     sub->callback([&o] { o.command = [&o] { return run_bench_handoff(o.bench_handoff); }; });

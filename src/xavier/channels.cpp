@@ -114,40 +114,41 @@ Channels::Buffer* Channels::find_buffer(Channel& c, Buffer::State state, uint64_
     return nullptr;
 }
 
+/// This thread does not sleep for a moment.
+void Channels::stay_awake(Channel& c) {
+    c.active_us = steady_now_us();
+}
+
 /// Both ends give what was launched a time to be over, behind what was launched before.
 void Channels::moving(Channel& c, Buffer& b, TimeMs now) {
     b.state = Buffer::State::kMoving;
     c.moving_bytes += b.bytes;
-    c.active_us = steady_now_us();
+    stay_awake(c);
     b.deadline = now + 2 * static_cast<int64_t>(c.moving_bytes / kSlowBytesPerMs) + kGraceMs;
 }
 
 /// Receiver. The sender launches, so the receive is launched too, even where the pull is over: then nobody reads the buffer.
 void Channels::on(Channel& c, const wire::ChannelExtent& m, TimeMs now) {
     if (c.sender || m.attempt != c.attempt) return;
-    if (!c.usable() || m.number != c.numbers + 1 || m.number > c.granted || m.bytes == 0 || m.bytes > c.device->buffer_bytes())
+    if (!c.usable() || m.number <= c.numbers || m.number > c.granted || m.bytes == 0 || m.bytes > c.device->buffer_bytes())
         return fail(c, "protocol", true, now);
     c.numbers = m.number;
-    const auto free = std::find_if(c.buffers.begin(), c.buffers.end(), [&](const Buffer& b) {
-        return b.state == Buffer::State::kFree && own_.settled(b.ticket);
-    });
-    BATON_CHECK(free != c.buffers.end());  // granted
+    Buffer& b = buffer_of(c, m.number);
+    BATON_CHECK(is_free(b));  // granted
     const bool wanted = puller_.accept_channel(c.peer, m, now);
-    *free = {};
-    free->number = m.number;
-    free->bytes = m.bytes;
-    free->pull = wanted ? m.pull : 0;
-    free->extent = {m.first_layer, m.layers, m.first_index, m.indices};
-    moving(c, *free, now);
-    const auto received = c.device->receive(static_cast<uint32_t>(free - c.buffers.begin()), m.bytes);
+    b = {};
+    b.number = m.number;
+    b.bytes = m.bytes;
+    b.pull = wanted ? m.pull : 0;
+    b.extent = {m.first_layer, m.layers, m.first_index, m.indices};
+    moving(c, b, now);
+    const auto received = c.device->receive(static_cast<uint32_t>(m.number % c.buffers.size()), m.bytes);
     if (!received) fail(c, received.error().message, true, now);
 }
 
 bool Channels::grant(Channel& c) {
-    const auto free = std::count_if(c.buffers.begin(), c.buffers.end(), [&](const Buffer& b) {
-        return b.state == Buffer::State::kFree && own_.settled(b.ticket);
-    });
-    const uint64_t number = c.numbers + static_cast<uint64_t>(free);
+    uint64_t number = c.numbers;
+    while (number < c.numbers + c.buffers.size() && is_free(buffer_of(c, number + 1))) ++number;
     if (number <= c.granted) return false;
     c.granted = number;
     c.link->send(wire::ChannelGo{c.attempt, number});
@@ -165,11 +166,13 @@ void Channels::on(Channel& c, const wire::ChannelGo& m, TimeMs now) {
 /// The announcement leaves with the launch: the receiver has agreed before, and waits for nothing that is not on its way.
 bool Channels::launch(Channel& c, TimeMs now) {
     bool launched = false;
-    while (c.usable() && !c.announced.empty() && c.numbers < c.granted) {
+    while (c.usable() && !c.announced.empty()) {
         const uint32_t index = c.announced.front();
+        const uint64_t number = c.numbers + 1 + (index + c.lanes - (c.numbers + 1) % c.lanes) % c.lanes;  // the next of the buffer's lane
+        if (number > c.granted) break;
         c.announced.pop_front();
         Buffer& b = c.buffers[index];
-        b.number = ++c.numbers;
+        b.number = c.numbers = number;
         moving(c, b, now);
         c.link->send(wire::ChannelExtent{c.attempt, b.number, b.pull, b.extent.first_layer, b.extent.layers, b.extent.first_index,
                                              b.extent.indices, b.bytes});
@@ -189,7 +192,7 @@ void Channels::on(Channel& c, const wire::ChannelSent& m, TimeMs now) {
 }
 
 void Channels::expect(const wire::ReplicaTarget& peer) {
-    if (Channel* c = find(peer); c != nullptr && c->usable()) c->active_us = steady_now_us();
+    if (Channel* c = find(peer); c != nullptr && c->usable()) stay_awake(*c);
 }
 
 bool Channels::step(TimeMs now) {
@@ -214,6 +217,8 @@ bool Channels::step_one(Channel& c, TimeMs now) {
     if (!c.told_ready) {
         c.told_ready = true;
         c.buffers.assign(std::min(c.device->buffers(), backend::DeviceLink::kBuffersMax), {});
+        c.lanes = c.device->lanes();
+        BATON_CHECK(c.lanes > 0 && c.buffers.size() % c.lanes == 0);
         c.retry_ms = kRetryMs;
         c.link->send(wire::ChannelPair{c.attempt, wire::PairStep::kReady, {}, ""});
         log::info("xavier.channel_ready", {{"peer", c.peer.replica.value - 1}, {"attempt", c.attempt}});
@@ -298,12 +303,15 @@ uint64_t Channels::extent_bytes_max(const wire::ReplicaTarget& peer, uint64_t le
 std::optional<uint32_t> Channels::take(const wire::ReplicaTarget& peer) {
     Channel* c = find(peer);
     if (c == nullptr || !c->usable()) return std::nullopt;
-    for (uint32_t i = 0; i < c->buffers.size(); ++i) {
-        Buffer& b = c->buffers[i];
-        if (b.state != Buffer::State::kFree || !own_.settled(b.ticket)) continue;
-        b = {};
-        b.state = Buffer::State::kTaken;
-        return i;
+    for (uint32_t turn = 1; turn <= c->lanes; ++turn) {
+        const uint32_t lane = (c->last_lane + turn) % c->lanes;
+        for (uint32_t i = lane; i < c->buffers.size(); i += c->lanes) {
+            if (!is_free(c->buffers[i])) continue;
+            c->buffers[i] = {};
+            c->buffers[i].state = Buffer::State::kTaken;
+            c->last_lane = lane;
+            return i;
+        }
     }
     return std::nullopt;
 }

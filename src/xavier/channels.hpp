@@ -94,6 +94,8 @@ class Channels {
         uint64_t numbers = 0;  ///< used so far
         uint64_t granted = 0;  ///< the receiver has buffers for extents up to this number
         std::vector<Buffer> buffers{};
+        uint32_t lanes = 1;            ///< a number is of lane `number % lanes`, as a buffer is by its index
+        uint32_t last_lane = 0;        ///< sender: of the buffer that was taken last
         std::deque<uint32_t> announced{};  ///< sender: buffers to send, in order
         uint64_t moving_bytes = 0;      ///< launched and not over
         int64_t active_us = 0;          ///< the last launch, or when one was awaited
@@ -112,11 +114,15 @@ class Channels {
     bool grant(Channel& c);
     /// Sender: launches what has a buffer on the other side. True when there was some.
     bool launch(Channel& c, TimeMs now);
+    static void stay_awake(Channel& c);
     void moving(Channel& c, Buffer& b, TimeMs now);
     void on(Channel& c, const wire::ChannelPair& m, TimeMs now);
     void on(Channel& c, const wire::ChannelExtent& m, TimeMs now);
     void on(Channel& c, const wire::ChannelGo& m, TimeMs now);
     void on(Channel& c, const wire::ChannelSent& m, TimeMs now);
+    /// Receiver: where the extent of that number goes; the sender uses any buffer of the number's lane.
+    [[nodiscard]] static Buffer& buffer_of(Channel& c, uint64_t number) { return c.buffers[number % c.buffers.size()]; }
+    [[nodiscard]] bool is_free(const Buffer& b) { return b.state == Buffer::State::kFree && own_.settled(b.ticket); }
     [[nodiscard]] static Buffer* find_buffer(Channel& c, Buffer::State state, uint64_t number);
 
     OwnPool& own_;

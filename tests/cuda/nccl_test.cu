@@ -1,10 +1,14 @@
 /// The mover `nccl` between two processes: through the real transfer threads, over a socket. Where there is one GPU the two
 /// pretend to be two hosts (NCCL_HOSTID), which NCCL needs to pair them; rates mean nothing then.
 #include <poll.h>
+#include <sys/eventfd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "movers_harness.cuh"
 
@@ -34,6 +38,11 @@ class SocketLink final : public net::Connection {
     const wire::Hello& peer() const override { return hello_; }
     std::string remote() const override { return "unix"; }
     std::string local_ip() const override { return ""; }
+    void watch(int64_t until_us) {
+        if (std::getenv("BATON_TEST_NO_WATCH") != nullptr) return;
+        watch_until_us_ = until_us;
+        if (!watching_.exchange(true)) (void)::eventfd_write(wake_.get(), 1);
+    }
     size_t queued_bytes() const override { return 0; }
 
   private:
@@ -47,6 +56,13 @@ class SocketLink final : public net::Connection {
     void read(const OnMessage& on_message) {
         for (;;) {
             std::vector<std::byte> header(wire::kFrameHeaderBytes);
+            pollfd waits[2] = {{fd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+            watching_ = false;
+            const bool awake = steady_now_us() < watch_until_us_;
+            if (awake) watching_ = true;
+            if (::poll(waits, 2, awake ? 0 : -1) == 0) continue;
+            if (eventfd_t woken = 0; waits[1].revents != 0) (void)::eventfd_read(wake_.get(), &woken);
+            if (waits[0].revents == 0) continue;
             if (!get(fd_.get(), header.data(), header.size())) return;
             const auto h = wire::decode_header(header);
             ASSERT_TRUE(h.has_value());
@@ -64,16 +80,19 @@ class SocketLink final : public net::Connection {
     }
     UniqueFd fd_;
     std::mutex mutex_;
+    std::atomic<int64_t> watch_until_us_{0};
+    std::atomic<bool> watching_{false};
+    UniqueFd wake_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
     std::thread reader_;
     wire::Hello hello_;
 };
 
-/// What both ends' channels are made with: BATON_TEST_LINK is "buffers MiB CTAs copy-CTAs".
+/// What both ends' channels are made with: BATON_TEST_LINK is "buffers MiB CTAs copy-CTAs lanes".
 void set_options(Pool& p) {
     const char* text = std::getenv("BATON_TEST_LINK");
-    unsigned buffers = 0, mib = 0, ctas = 0, copy_ctas = 0;
-    if (text == nullptr || std::sscanf(text, "%u %u %u %u", &buffers, &mib, &ctas, &copy_ctas) != 4) return;
-    p.device->set_link_options({buffers, size_t{mib} << 20, ctas, copy_ctas});
+    unsigned buffers = 0, mib = 0, ctas = 0, copy_ctas = 0, lanes = 0;
+    if (text == nullptr || std::sscanf(text, "%u %u %u %u %u", &buffers, &mib, &ctas, &copy_ctas, &lanes) != 5) return;
+    p.device->set_link_options({buffers, size_t{mib} << 20, ctas, copy_ctas, lanes});
 }
 
 /// P's end, in the child.
@@ -188,23 +207,30 @@ TEST(Nccl, HandoffsBetweenProcesses) {
 }
 
 TEST(Rates, Nccl) {
+    constexpr int kRounds = 15;
     NEEDS_NCCL();
     if (gpus() < 2) GTEST_SKIP() << "one GPU: the bytes would go over a socket";
-    for (const char* options : {"4 32 24 64", "3 64 16 64", "3 64 24 64"}) {
-        ::setenv("BATON_TEST_LINK", options, 1);
+    std::vector<std::string> tried{"4 32 24 64 1", "3 64 24 64 1", "4 64 32 64 2"};
+    if (const char* given = std::getenv("BATON_TEST_LINKS"); given != nullptr) {  // others, separated by commas
+        tried.clear();
+        std::istringstream list(given);
+        for (std::string one; std::getline(list, one, ',');) tried.push_back(one);
+    }
+    for (const std::string& options : tried) {
+        ::setenv("BATON_TEST_LINK", options.c_str(), 1);
         size_t before = 0, after = 0, total = 0;
         DecodeEnd s;
         CUDA_OK(cudaMemGetInfo(&before, &total));
         s.spawn();
         if (s.pair_ms() < 0) {
-            std::printf("nccl buffers, MiB, CTAs, copy CTAs %s: did not pair\n", options);
+            std::printf("nccl buffers, MiB, CTAs, copy CTAs, lanes %s: did not pair\n", options.c_str());
             continue;
         }
         CUDA_OK(cudaMemGetInfo(&after, &total));
-        std::printf("nccl buffers, MiB, CTAs, copy CTAs %s: %lld MiB;", options, static_cast<long long>((before - after) >> 20));
+        std::printf("nccl buffers, MiB, CTAs, copy CTAs, lanes %s: %lld MiB;", options.c_str(), static_cast<long long>((before - after) >> 20));
         for (const uint32_t tokens : {16u, 64u, 128u, 512u, 1024u, 4096u}) {
             std::vector<int64_t> us;
-            for (int i = 0; i < 9; ++i) {
+            for (int i = 0; i < kRounds; ++i) {
                 // All of it is computed before D asks: the time of the transfer alone.
                 Ask a = s.next(tokens, 4096);
                 const auto pull = pull_of(a, child_layout(false), s.d.layout);
@@ -221,7 +247,8 @@ TEST(Rates, Nccl) {
             }
             std::sort(us.begin(), us.end());
             const double mib = tokens / 16 * 1.75;
-            std::printf("  %.1f MiB %lld us (%.0f)", mib, static_cast<long long>(us[4]), mib * 1048576 / static_cast<double>(us[4]) / 1e3);
+            const auto rate = [&](int i) { return mib * 1048576 / static_cast<double>(us[i]) / 1e3; };
+            std::printf("  %.1f MiB %lld us (%.0f, %.0f to %.0f GB/s)", mib, static_cast<long long>(us[kRounds / 2]), rate(kRounds / 2), rate(kRounds - 1), rate(0));
         }
         std::printf("\n");
     }

@@ -35,6 +35,7 @@ struct LinkOptions {
     size_t buffer_bytes = 0;  ///< of each, and so the largest extent; the receiver's must not be smaller; 0: the default
     uint32_t ctas = 0;        ///< that its sends and receives may take; 0: the default
     uint32_t copy_ctas = 0;   ///< of the copies between pages and buffers; 0: the default
+    uint32_t lanes = 0;       ///< see DeviceLink::lanes(); the sender's counts; 0: the default
 };
 
 /// A channel between the pools of two processes that cannot map each other's: one side sends, the other receives, through
@@ -51,10 +52,13 @@ class DeviceLink {
     [[nodiscard]] virtual std::string reason() = 0;
     [[nodiscard]] virtual uint32_t buffers() const = 0;
     [[nodiscard]] virtual size_t buffer_bytes() const = 0;
+    /// What moves one behind the other: buffer i is of lane i % lanes() on both sides, which have the same number of them, and
+    /// buffers() is a multiple of it. Once it is ready.
+    [[nodiscard]] virtual uint32_t lanes() const { return 1; }
 
     /// Sender: copies pages into the buffer, packed in (block, layer, k|v) order. A ticket of the pool's.
     virtual Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) = 0;
-    /// Sends the buffer's first bytes, or receives as many. Both sides have agreed on it, in the same order. `after` is the ticket of
+    /// Sends the buffer's first bytes, or receives as many. Both sides have agreed on it, in the same order within a lane. `after` is the ticket of
     /// work that the send must follow on the device, 0: none.
     virtual Expected<void> send(uint32_t buffer, size_t bytes, uint64_t after) = 0;
     virtual Expected<void> receive(uint32_t buffer, size_t bytes) = 0;

@@ -70,6 +70,7 @@ struct BenchHandoffOptions {
     std::vector<uint32_t> sizes_mib{2, 7, 14, 56, 112, 448};
     std::vector<uint32_t> prompts{1024, 8192};  ///< lengths whose exposed time is measured
     uint32_t rounds = 15;                 ///< of each measurement
+    uint32_t repeats = 1;                 ///< of each size, linked anew each time: their spread
     uint32_t concurrent = 64;             ///< hand-offs open at once; 0: not measured
     uint32_t concurrent_tokens = 0;       ///< of each; 0: 512 on GPUs, 64 in host memory
     uint32_t layer_us = 300;              ///< host memory: a layer of a chunk ends that long after the one before
@@ -81,7 +82,7 @@ struct BenchHandoffOptions {
     std::vector<uint32_t> beside_ctas{0}; ///< GPU: CTAs of the copy kernels beside the batch, tried one after the other
     uint32_t ctas = 0;                    ///< GPU: CTAs of the copy kernels; 0: the default
     uint32_t engine_run_kib = 0;          ///< see backend::CopyOptions
-    uint32_t nccl_ctas = 0, nccl_buffers = 0, nccl_buffer_mib = 0, nccl_copy_ctas = 0;  ///< see backend::LinkOptions
+    uint32_t nccl_ctas = 0, nccl_buffers = 0, nccl_buffer_mib = 0, nccl_copy_ctas = 0, nccl_lanes = 0;  ///< see backend::LinkOptions
     double link_gb_per_s = 450;           ///< what the way between two GPUs could carry, for the floors (NVLink 4)
     bool json = false;
     int peer_fd = -1;                     ///< set for the second process alone
@@ -89,6 +90,7 @@ struct BenchHandoffOptions {
     std::string url, model, api_key;
     uint32_t requests = 50, input_tokens = 512, output_tokens = 64;
     uint32_t streams = 0;                 ///< that run meanwhile
+    uint64_t seed = 0;                    ///< of the prompts; 0: another each time, so that no cache has them
 };
 /// Two processes with the real movers between them: time and bandwidth over sizes, what is exposed after a prompt's last
 /// layer, many hand-offs at once, and pulls beside a decoding batch, each beside the least it could take. With `url` the

@@ -62,10 +62,13 @@ struct NcclRuntime::Channel {
     std::shared_ptr<NcclApi> api;
     int device = 0;
     bool sender = false;
-    ncclUniqueId id{};
+    std::vector<ncclUniqueId> ids;  ///< of each lane
+    struct Lane {
+        ncclComm_t comm = nullptr;
+        cudaStream_t stream = nullptr;
+    };
     // Written while pairing, then by the user of the link until it fails, then by the aborting thread.
-    ncclComm_t comm = nullptr;
-    cudaStream_t stream = nullptr;
+    std::vector<Lane> lanes;
     uint32_t buffers = kLinkBuffers;
     size_t buffer_bytes = kLinkBufferBytes;
     uint32_t ctas = kLinkCtas;
@@ -77,6 +80,7 @@ struct NcclRuntime::Channel {
     std::mutex mutex;  ///< guards `reason`
     std::string reason;
 
+    [[nodiscard]] const Lane& lane_of(uint32_t buffer) const { return lanes[buffer % lanes.size()]; }
     /// The first reason stays; true for the call that made the link fail.
     DeviceLink::State fail_with(std::string_view why) {
         const std::lock_guard lock(mutex);
@@ -116,10 +120,10 @@ struct Deadline {
 std::string nccl_text(const Channel& c, ncclResult_t r) { return std::string("nccl: ") + c.api->error_string(r); }
 
 /// Waits for the communicator; "" when it is at ease, else why not.
-std::string settle(Channel& c, ncclResult_t r, const Deadline& deadline) {
+std::string settle(Channel& c, ncclComm_t comm, ncclResult_t r, const Deadline& deadline) {
     while (r == ncclInProgress || r == ncclSuccess) {
         ncclResult_t state = ncclInProgress;
-        if (const ncclResult_t q = c.api->async_error(c.comm, &state); q != ncclSuccess) return nccl_text(c, q);
+        if (const ncclResult_t q = c.api->async_error(comm, &state); q != ncclSuccess) return nccl_text(c, q);
         if (state == ncclSuccess) return "";
         r = state;
         if (state != ncclInProgress) break;
@@ -137,7 +141,8 @@ std::string cuda_text(cudaError_t e) {
 
 ncclResult_t move(Channel& c, uint32_t buffer, size_t bytes) {
     std::byte* at = c.staging + buffer * c.buffer_bytes;
-    return c.sender ? c.api->send(at, bytes, ncclChar, 1, c.comm, c.stream) : c.api->receive(at, bytes, ncclChar, 0, c.comm, c.stream);
+    const auto& [comm, stream] = c.lane_of(buffer);
+    return c.sender ? c.api->send(at, bytes, ncclChar, 1, comm, stream) : c.api->receive(at, bytes, ncclChar, 0, comm, stream);
 }
 
 /// Whether a part of it runs on the host, as between hosts.
@@ -156,10 +161,11 @@ bool needs_host(cudaGraph_t graph) {
 std::string capture_moves(Channel& c, const Deadline& deadline) {
     for (uint32_t buffer = 0; buffer < c.buffers; ++buffer)
         for (size_t bytes = kMib; bytes <= c.buffer_bytes; bytes = move_bytes(bytes + 1)) {
-            if (const cudaError_t e = cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeRelaxed); e != cudaSuccess) return cuda_text(e);
-            std::string why = settle(c, move(c, buffer, bytes), deadline);
+            const auto& [comm, stream] = c.lane_of(buffer);
+            if (const cudaError_t e = cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed); e != cudaSuccess) return cuda_text(e);
+            std::string why = settle(c, comm, move(c, buffer, bytes), deadline);
             cudaGraph_t graph = nullptr;
-            const cudaError_t ended = cudaStreamEndCapture(c.stream, &graph);
+            const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
             if (why.empty() && ended != cudaSuccess) why = cuda_text(ended);
             const bool host = why.empty() && needs_host(graph);
             if (why.empty() && !host) {
@@ -170,54 +176,73 @@ std::string capture_moves(Channel& c, const Deadline& deadline) {
             }
             if (graph != nullptr) (void)cudaGraphDestroy(graph);
             if (!why.empty() || host) return why;
-            (void)cudaGraphUpload(c.moves.back(), c.stream);
+            (void)cudaGraphUpload(c.moves.back(), stream);
         }
     return "";
 }
 
-/// Memory, communicator, and one byte across, which is what connects the two; "" or why not.
+/// Every lane's communicator, then a byte across each, which is what connects the two; "" or why not.
+std::string connect(Channel& c, const Deadline& deadline) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.maxCTAs = static_cast<int>(std::max<size_t>(c.ctas / c.lanes.size(), 1));
+    for (size_t i = 0; i < c.lanes.size(); ++i) {
+        const ncclResult_t made = c.api->comm_init(&c.lanes[i].comm, 2, c.ids[i], c.sender ? 0 : 1, &config);
+        if (c.lanes[i].comm == nullptr) return nccl_text(c, made);
+    }
+    for (const auto& lane : c.lanes)
+        if (std::string why = settle(c, lane.comm, ncclInProgress, deadline); !why.empty()) return why;
+    for (uint32_t i = 0; i < c.lanes.size(); ++i) {  // buffer i is of lane i
+        if (std::string why = settle(c, c.lanes[i].comm, move(c, i, 1), deadline); !why.empty()) return why;
+        if (const cudaError_t e = cudaEventRecord(c.events[i], c.lanes[i].stream); e != cudaSuccess) return cuda_text(e);
+    }
+    for (uint32_t i = 0; i < c.lanes.size(); ++i)
+        for (cudaError_t e = cudaErrorNotReady; e != cudaSuccess;) {
+            e = cudaEventQuery(c.events[i]);
+            if (e != cudaSuccess && e != cudaErrorNotReady) return cuda_text(e);
+            if (e == cudaErrorNotReady && c.failed()) return "given up";
+            if (e == cudaErrorNotReady && deadline.passed()) return "timeout: the peer did not pair";
+            if (e == cudaErrorNotReady) std::this_thread::sleep_for(kPairLook);
+        }
+    return "";
+}
+
+/// Memory, communicators and graphs; "" or why not.
 std::string pair(Channel& c) {
     if (const cudaError_t e = cudaSetDevice(c.device); e != cudaSuccess) return cuda_text(e);
     if (const cudaError_t e = cudaMalloc(reinterpret_cast<void**>(&c.staging), c.buffers * c.buffer_bytes); e != cudaSuccess) return cuda_text(e);
     int lowest = 0, highest = 0;
     (void)cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-    if (const cudaError_t e = cudaStreamCreateWithPriority(&c.stream, cudaStreamNonBlocking, lowest); e != cudaSuccess) return cuda_text(e);
+    for (auto& lane : c.lanes)
+        if (const cudaError_t e = cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, lowest); e != cudaSuccess) return cuda_text(e);
     for (cudaEvent_t& event : c.events)
         if (const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming); e != cudaSuccess) return cuda_text(e);
     const Deadline deadline{std::chrono::steady_clock::now() + std::chrono::milliseconds(kPairTimeoutMs)};
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.maxCTAs = static_cast<int>(c.ctas);
-    const ncclResult_t made = c.api->comm_init(&c.comm, 2, c.id, c.sender ? 0 : 1, &config);
-    if (c.comm == nullptr) return nccl_text(c, made);
-    if (std::string why = settle(c, made, deadline); !why.empty()) return why;
-    if (std::string why = settle(c, move(c, 0, 1), deadline); !why.empty()) return why;
-    if (const cudaError_t e = cudaEventRecord(c.events[0], c.stream); e != cudaSuccess) return cuda_text(e);
-    for (cudaError_t e = cudaErrorNotReady; e != cudaSuccess;) {
-        e = cudaEventQuery(c.events[0]);
-        if (e != cudaSuccess && e != cudaErrorNotReady) return cuda_text(e);
-        if (e == cudaErrorNotReady && c.failed()) return "given up";
-        if (e == cudaErrorNotReady && deadline.passed()) return "timeout: the peer did not pair";
-        if (e == cudaErrorNotReady) std::this_thread::sleep_for(kPairLook);
-    }
+    if (std::string why = connect(c, deadline); !why.empty()) return why;
     return capture_moves(c, deadline);
 }
 
 /// Ends what may be stuck, then frees what it used.
 void abort_job(Channel& c) {
     (void)cudaSetDevice(c.device);
-    // The communicator ends when its graphs are gone, and a graph that is stuck when the communicator aborts.
-    std::thread graphs([&c] {
+    // A communicator ends when its graphs are gone, and a graph that is stuck when its communicator aborts.
+    std::vector<std::thread> jobs;
+    jobs.emplace_back([&c] {
         (void)cudaSetDevice(c.device);
         for (const cudaGraphExec_t g : c.moves) (void)cudaGraphExecDestroy(g);
         (void)cudaGetLastError();
     });
-    if (c.comm != nullptr) (void)c.api->comm_abort(c.comm);
-    graphs.join();
-    c.comm = nullptr;
-    if (c.stream != nullptr) {
-        (void)cudaStreamSynchronize(c.stream);
-        (void)cudaStreamDestroy(c.stream);
+    for (auto& lane : c.lanes)
+        if (lane.comm != nullptr)
+            jobs.emplace_back([&c, comm = std::exchange(lane.comm, nullptr)] {
+                (void)cudaSetDevice(c.device);
+                (void)c.api->comm_abort(comm);
+            });
+    for (std::thread& job : jobs) job.join();
+    for (const auto& lane : c.lanes) {
+        if (lane.stream == nullptr) continue;
+        (void)cudaStreamSynchronize(lane.stream);
+        (void)cudaStreamDestroy(lane.stream);
     }
     for (const cudaEvent_t e : c.events)
         if (e != nullptr) (void)cudaEventDestroy(e);
@@ -249,6 +274,7 @@ class NcclLink final : public DeviceLink {
     }
     [[nodiscard]] uint32_t buffers() const override { return c_->buffers; }
     [[nodiscard]] size_t buffer_bytes() const override { return c_->buffer_bytes; }
+    [[nodiscard]] uint32_t lanes() const override { return static_cast<uint32_t>(c_->lanes.size()); }
 
     Expected<uint64_t> gather(uint32_t buffer, const PageCopy& copy) override {
         BATON_TRY(usable());
@@ -305,15 +331,16 @@ class NcclLink final : public DeviceLink {
     }
     Expected<void> launch(const Move& m) {
         (void)cudaSetDevice(c_->device);
-        auto ordered = m.after == 0 ? Expected<void>{} : pool_.follow(c_->stream, m.after);
+        const cudaStream_t stream = c_->lane_of(m.buffer).stream;
+        auto ordered = m.after == 0 ? Expected<void>{} : pool_.follow(stream, m.after);
         if (!ordered) return given_up(ordered.error().message);
         const size_t sizes = c_->moves.size() / c_->buffers;
         const cudaGraphExec_t graph = c_->moves[m.buffer * sizes + sizes_up_to(m.bytes) - 1];
-        if (const cudaError_t e = cudaGraphLaunch(graph, c_->stream); e != cudaSuccess) return given_up(cuda_text(e));
+        if (const cudaError_t e = cudaGraphLaunch(graph, stream); e != cudaSuccess) return given_up(cuda_text(e));
         return record(m.buffer);
     }
     Expected<void> record(uint32_t buffer) {
-        if (const cudaError_t e = cudaEventRecord(c_->events[buffer], c_->stream); e != cudaSuccess) return given_up(cuda_text(e));
+        if (const cudaError_t e = cudaEventRecord(c_->events[buffer], c_->lane_of(buffer).stream); e != cudaSuccess) return given_up(cuda_text(e));
         phases_[buffer] = Phase::kRecorded;
         return {};
     }
@@ -328,7 +355,7 @@ class NcclLink final : public DeviceLink {
         while (!waiting_.empty()) {
             if (launched_) {
                 ncclResult_t state = ncclInProgress;
-                const ncclResult_t q = c_->api->async_error(c_->comm, &state);
+                const ncclResult_t q = c_->api->async_error(c_->lane_of(waiting_.front().buffer).comm, &state);
                 if (q == ncclSuccess && state == ncclInProgress) return {};
                 if (q != ncclSuccess || state != ncclSuccess) return lost(q != ncclSuccess ? q : state);
                 BATON_TRY(record(waiting_.front().buffer));
@@ -338,7 +365,7 @@ class NcclLink final : public DeviceLink {
             }
             const Move& m = waiting_.front();
             if (m.after != 0)
-                if (const auto ordered = pool_.follow(c_->stream, m.after); !ordered) return given_up(ordered.error().message);
+                if (const auto ordered = pool_.follow(c_->lane_of(m.buffer).stream, m.after); !ordered) return given_up(ordered.error().message);
             const ncclResult_t r = move(*c_, m.buffer, m.bytes);
             if (r != ncclSuccess && r != ncclInProgress) return lost(r);
             launched_ = true;
@@ -385,24 +412,32 @@ Expected<void> NcclRuntime::load() {
 
 Expected<std::vector<uint8_t>> NcclRuntime::make_id() {
     BATON_TRY(load());
-    ncclUniqueId id;
-    if (const ncclResult_t r = api_->get_unique_id(&id); r != ncclSuccess)
-        return fail(ErrorCode::kIo, std::string("nccl: ") + api_->error_string(r));
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&id);
-    return std::vector<uint8_t>(bytes, bytes + sizeof id);
+    std::vector<uint8_t> all;
+    for (uint32_t lane = 0; lane < (options_.lanes != 0 ? options_.lanes : kLinkLanes); ++lane) {
+        ncclUniqueId id;
+        if (const ncclResult_t r = api_->get_unique_id(&id); r != ncclSuccess)
+            return fail(ErrorCode::kIo, std::string("nccl: ") + api_->error_string(r));
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&id);
+        all.insert(all.end(), bytes, bytes + sizeof id);
+    }
+    return all;
 }
 
 Expected<std::unique_ptr<DeviceLink>> NcclRuntime::open(CudaDevicePool& pool, std::span<const uint8_t> id, bool sender) {
     BATON_TRY(load());
     auto channel = std::make_shared<Channel>();
-    if (id.size() != sizeof channel->id) return fail(ErrorCode::kCorrupt, "id of a link: wrong size");
-    std::memcpy(&channel->id, id.data(), id.size());
+    const size_t lanes = id.size() / sizeof(ncclUniqueId);
+    if (lanes == 0 || lanes > kLinkLanesMax || id.size() % sizeof(ncclUniqueId) != 0) return fail(ErrorCode::kCorrupt, "id of a link: wrong size");
+    channel->ids.resize(lanes);
+    std::memcpy(channel->ids.data(), id.data(), id.size());
+    channel->lanes.resize(lanes);
     channel->api = api_;
     channel->device = pool.device();
     channel->sender = sender;
     if (options_.buffers != 0) channel->buffers = std::min(options_.buffers, DeviceLink::kBuffersMax);
     if (options_.buffer_bytes != 0) channel->buffer_bytes = move_bytes(options_.buffer_bytes);
     if (options_.ctas != 0) channel->ctas = options_.ctas;
+    channel->buffers = static_cast<uint32_t>(std::max<size_t>(channel->buffers / lanes, 1) * lanes);
     background_.run([channel] { pair_job(*channel); });
     return std::make_unique<NcclLink>(background_, pool, std::move(channel));
 }

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -35,29 +36,35 @@ class FakeFabric {
         bool opened[2] = {false, false};  ///< receiver, sender
         bool dead[2] = {false, false};
         std::vector<std::byte> staging[2][backend::DeviceLink::kBuffersMax];
-        std::deque<Move> waiting[2];
+        std::map<uint32_t, std::deque<Move>> waiting[2];  ///< by lane
         bool done[2][backend::DeviceLink::kBuffersMax] = {};
     };
     std::mutex mutex;
     std::map<uint64_t, std::shared_ptr<Pipe>> pipes;
     uint64_t ids = 0;
     bool stuck = false;    ///< nothing moves
+    std::optional<uint32_t> stuck_lane;  ///< nothing of that lane moves
     bool no_pair = false;  ///< nobody gets ready
     bool no_open = false;
     uint64_t moved = 0;
-    uint32_t buffers = 3;
+    uint32_t buffers = 3, lanes = 1;
     size_t buffer_bytes = 64 * 1024;
 
     /// Moves what both ends have launched; call with the mutex.
     void match(Pipe& p) {
-        while (!stuck && !p.dead[0] && !p.dead[1] && !p.waiting[0].empty() && !p.waiting[1].empty()) {
-            const Move r = p.waiting[0].front(), s = p.waiting[1].front();
+        for (uint32_t lane = 0; lane < lanes; ++lane) match(p, lane, p.waiting[0][lane], p.waiting[1][lane]);
+    }
+
+  private:
+    void match(Pipe& p, uint32_t lane, std::deque<Move>& receives, std::deque<Move>& sends) {
+        while (!stuck && stuck_lane != lane && !p.dead[0] && !p.dead[1] && !receives.empty() && !sends.empty()) {
+            const Move r = receives.front(), s = sends.front();
             if (s.ready && !s.ready()) return;
             EXPECT_EQ(r.bytes, s.bytes);
             std::memcpy(p.staging[0][r.buffer].data(), p.staging[1][s.buffer].data(), s.bytes);
             p.done[0][r.buffer] = p.done[1][s.buffer] = true;
-            p.waiting[0].pop_front();
-            p.waiting[1].pop_front();
+            receives.pop_front();
+            sends.pop_front();
             ++moved;
         }
     }
@@ -82,6 +89,7 @@ class FakeLink final : public backend::DeviceLink {
     }
     std::string reason() override { return reason_; }
     uint32_t buffers() const override { return fabric_.buffers; }
+    uint32_t lanes() const override { return fabric_.lanes; }
     size_t buffer_bytes() const override { return fabric_.buffer_bytes; }
     Expected<uint64_t> gather(uint32_t buffer, const backend::PageCopy& copy) override;
     Expected<uint64_t> scatter(uint32_t buffer, const backend::PageCopy& copy) override;
@@ -106,7 +114,7 @@ class FakeLink final : public backend::DeviceLink {
         const std::lock_guard lock(fabric_.mutex);
         if (failed_) return fail(ErrorCode::kPeerLost, reason_);
         pipe_->done[end_][buffer] = false;
-        pipe_->waiting[end_].push_back({end_, buffer, bytes, std::move(ready)});
+        pipe_->waiting[end_][buffer % fabric_.lanes].push_back({end_, buffer, bytes, std::move(ready)});
         fabric_.match(*pipe_);
         return {};
     }
