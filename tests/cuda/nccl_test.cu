@@ -1,7 +1,6 @@
 /// The mover `nccl` between two processes: through the real transfer threads, over a socket. Where there is one GPU the two
 /// pretend to be two hosts (NCCL_HOSTID), which NCCL needs to pair them; rates mean nothing then.
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -38,11 +37,6 @@ class SocketLink final : public net::Connection {
     const wire::Hello& peer() const override { return hello_; }
     std::string remote() const override { return "unix"; }
     std::string local_ip() const override { return ""; }
-    void watch(int64_t until_us) {
-        if (std::getenv("BATON_TEST_NO_WATCH") != nullptr) return;
-        watch_until_us_ = until_us;
-        if (!watching_.exchange(true)) (void)::eventfd_write(wake_.get(), 1);
-    }
     size_t queued_bytes() const override { return 0; }
 
   private:
@@ -56,13 +50,6 @@ class SocketLink final : public net::Connection {
     void read(const OnMessage& on_message) {
         for (;;) {
             std::vector<std::byte> header(wire::kFrameHeaderBytes);
-            pollfd waits[2] = {{fd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-            watching_ = false;
-            const bool awake = steady_now_us() < watch_until_us_;
-            if (awake) watching_ = true;
-            if (::poll(waits, 2, awake ? 0 : -1) == 0) continue;
-            if (eventfd_t woken = 0; waits[1].revents != 0) (void)::eventfd_read(wake_.get(), &woken);
-            if (waits[0].revents == 0) continue;
             if (!get(fd_.get(), header.data(), header.size())) return;
             const auto h = wire::decode_header(header);
             ASSERT_TRUE(h.has_value());
@@ -80,9 +67,6 @@ class SocketLink final : public net::Connection {
     }
     UniqueFd fd_;
     std::mutex mutex_;
-    std::atomic<int64_t> watch_until_us_{0};
-    std::atomic<bool> watching_{false};
-    UniqueFd wake_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
     std::thread reader_;
     wire::Hello hello_;
 };
