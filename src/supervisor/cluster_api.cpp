@@ -178,19 +178,21 @@ void ClusterApi::cluster_info(const Exchange& exchange) {
     answer(*exchange, rows);
 }
 
-void ClusterApi::ready(const Exchange& exchange) {
-    std::string reason;
-    if (services_.draining()) reason = "draining";
-    else if (services_.workers.all().empty()) reason = "no worker is registered";
-    else if (services_.deployments.starting()) reason = "start-up deployments are loading";
+std::string ClusterApi::not_ready() const {
+    if (services_.draining()) return "draining";
+    if (services_.workers.all().empty()) return "no worker is registered";
+    if (services_.deployments.starting()) return "start-up deployments are loading";
     for (const auto& [uid, d] : services_.deployments.all()) {
-        if (!reason.empty()) break;
-        if (d->state() == DeploymentState::kLoading || d->state() == DeploymentState::kCreating) reason = "model " + uid + " is loading";
-        else if (d->state() == DeploymentState::kReady) {
-            for (const Slot& s : d->slots())
-                if (s.state != SlotState::kUp && !s.adding && !s.removing) reason = "model " + uid + ": replica " + std::to_string(s.id.value - 1) + " is down";
-        }
+        if (d->state() == DeploymentState::kLoading || d->state() == DeploymentState::kCreating) return "model " + uid + " is loading";
+        if (d->state() != DeploymentState::kReady) continue;
+        for (const Slot& s : d->slots())
+            if (s.state != SlotState::kUp && !s.adding && !s.removing) return "model " + uid + ": replica " + std::to_string(s.id.value - 1) + " is down";
     }
+    return "";
+}
+
+void ClusterApi::ready(const Exchange& exchange) {
+    const std::string reason = not_ready();
     if (reason.empty()) return answer(*exchange, {{"status", "ready"}});
     openai::ApiError e;
     e.status = 503;

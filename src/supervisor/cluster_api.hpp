@@ -31,6 +31,8 @@ class ClusterApi {
     };
     explicit ClusterApi(Services services);
     void add_routes(http::Router& router);
+    /// Why /ready says no, or "". Control thread.
+    [[nodiscard]] std::string not_ready() const;
 
   private:
     using Exchange = std::shared_ptr<http::Exchange>;

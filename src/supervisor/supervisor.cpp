@@ -34,6 +34,7 @@
 #include "local_worker.hpp"
 #include "metrics.hpp"
 #include "registry_api.hpp"
+#include "service_report.hpp"
 #include "web_routes.hpp"
 #include "workers.hpp"
 
@@ -45,8 +46,9 @@ constexpr int64_t kWorkerStopMs = 5'000;
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
 class Supervisor {
   public:
-    explicit Supervisor(config::SupervisorSettings settings)
+    Supervisor(config::SupervisorSettings settings, ServiceManager manager)
         : settings_(std::move(settings)),
+          manager_(std::move(manager)),
           text_(std::max(1u, settings_.text_threads)),
           background_(2),
           signals_(io_, SIGTERM, SIGINT),
@@ -74,6 +76,7 @@ class Supervisor {
             return 1;
         }
         await_signal();
+        report_->start();
         io_.run();
         // Links that were told to close do so now; a peer that does not read does not hold the process up.
         io_.restart();
@@ -121,6 +124,7 @@ class Supervisor {
         inference_->add_routes(routes_);
         control_->add_routes(routes_);
         cluster_->add_routes(routes_);
+        report_ = std::make_unique<ServiceReport>(std::move(manager_), ServiceReport::Services{io_, text_, [this] { return cluster_->not_ready(); }, [this] { return summary(); }});
         registry_api_ = std::make_unique<RegistryApi>(RegistryApi::Services{io_, background_, *registry_, pulls_});
         registry_api_->add_routes(routes_);
         add_web_routes(routes_);
@@ -233,6 +237,7 @@ class Supervisor {
         draining_ = true;
         inference_->set_draining();
         drain_until_ = steady_now() + settings_.shutdown_timeout_ms;
+        report_->stopping("draining " + std::to_string(inference_->running()) + " requests", settings_.shutdown_timeout_ms + 2 * kWorkerStopMs);
         log::info("supervisor.draining", {{"running", inference_->running()}});
         drain();
     }
@@ -253,6 +258,17 @@ class Supervisor {
         });
     }
 
+    /// One line for the service manager.
+    [[nodiscard]] std::string summary() const {
+        size_t models = 0, replicas = 0;
+        for (const auto& [uid, d] : deployments_->all()) {
+            if (d->state() != DeploymentState::kReady) continue;
+            ++models;
+            replicas += d->slots().size();
+        }
+        return server_->address() + ": " + std::to_string(models) + " models, " + std::to_string(replicas) + " replicas, " + std::to_string(inference_->running()) + " requests running";
+    }
+
     void finish() {
         signals_.cancel();
         listener_.reset();
@@ -261,6 +277,7 @@ class Supervisor {
     }
 
     config::SupervisorSettings settings_;
+    ServiceManager manager_;
     std::string run_dir_;
     std::string secret_;
     UniqueFd lock_;
@@ -281,6 +298,7 @@ class Supervisor {
     std::unique_ptr<ControlApi> control_;
     std::unique_ptr<ClusterApi> cluster_;
     std::unique_ptr<RegistryApi> registry_api_;
+    std::unique_ptr<ServiceReport> report_;
     http::Router routes_;
     std::unique_ptr<LocalWorker> local_worker_;
     std::unique_ptr<http::Server> server_;
@@ -293,12 +311,13 @@ class Supervisor {
 }  // namespace
 
 int run(const config::SupervisorSettings& settings) {
+    ServiceManager manager = ServiceManager::from_environment();  // while there is one thread
     log::Level level = log::Level::kInfo;
     (void)log::parse_level(settings.log_level, level);
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {});
     ::signal(SIGPIPE, SIG_IGN);
     export_hub_settings(settings);
-    Supervisor supervisor(settings);
+    Supervisor supervisor(settings, std::move(manager));
     return supervisor.run();
 }
 

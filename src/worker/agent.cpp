@@ -190,6 +190,7 @@ void Agent::announce() {
     log::info("worker registered at " + address_,
               {{"gpus", ready.gpus.size()}, {"cpus", ready.cpu_count}, {"again", was_registered_}, {"replicas", replicas_.size()}});
     was_registered_ = true;
+    if (options_.on_registered) options_.on_registered();
     stats_timer_.cancel();
     send_stats();
 }

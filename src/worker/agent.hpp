@@ -31,6 +31,7 @@ struct AgentOptions {
     int64_t orphan_grace_ms = 1'000;                                 ///< the same when its parent is gone
     int64_t connect_patience_ms = 10'000;                            ///< of a child of `serve` for its first link
     int64_t stats_ms = 1'000;
+    std::function<void()> on_registered;                             ///< every time; null: nobody asks
     std::function<GpuList()> list_gpus;                              ///< null: list_gpus() (tests put others)
 };
 
