@@ -26,6 +26,24 @@ void pass(V& v, F&... f) {
 
 // ---- values ------------------------------------------------------------------------------------------------------
 
+/// What an answer's text must be (module grammar).
+enum class ConstraintKind : uint8_t {
+    kNone = 0,
+    kJsonObject = 1,  ///< any JSON object; no text
+    kJsonSchema = 2,  ///< `text` is a JSON schema
+    kRegex = 3,       ///< the whole answer matches `text`
+    kChoice = 4,      ///< `text` is a JSON array of strings; the answer is one of them
+    kGrammar = 5,     ///< `text` is a grammar (docs/API.md, constrained decoding)
+};
+struct Constraint {
+    ConstraintKind kind = ConstraintKind::kNone;
+    std::string text;
+    std::string after;    ///< the answer is free up to and with this text; "": constrained from its start
+    std::string opening;  ///< with `after`: only an answer that begins with this text is free first; "": each is
+    friend bool operator==(const Constraint&, const Constraint&) = default;
+    BATON_FIELDS(kind, text, after, opening)
+};
+
 /// How a sequence is sampled. Penalties count prompt and emitted tokens as vLLM does (repetition: both; presence and
 /// frequency: emitted only).
 struct Sampling {
@@ -42,8 +60,9 @@ struct Sampling {
     std::vector<TokenId> stop_ids;  ///< end the sequence (EOS among them unless ignored)
     std::vector<std::pair<TokenId, float>> logit_bias;
     int32_t top_logprobs = -1;  ///< -1: no logprobs wanted; 0…20
+    Constraint constraint{};
     BATON_FIELDS(temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed,
-                 max_tokens, min_tokens, stop_ids, logit_bias, top_logprobs)
+                 max_tokens, min_tokens, stop_ids, logit_bias, top_logprobs, constraint)
 };
 
 /// One try at a sequence. A new attempt fences all messages of older ones.

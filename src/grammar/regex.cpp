@@ -1,0 +1,358 @@
+#include "grammar/regex.hpp"
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace baton::grammar {
+namespace {
+
+constexpr uint32_t kNoChar = UINT32_MAX;
+constexpr uint32_t kCountMax = 100'000;
+
+CharSet digits() { return CharSet::of('0', '9'); }
+CharSet word() {
+    CharSet s = digits();
+    s.add('A', 'Z');
+    s.add('a', 'z');
+    s.add('_', '_');
+    return s;
+}
+CharSet space() {
+    CharSet s = CharSet::of('\t', '\r');
+    s.add(' ', ' ');
+    return s;
+}
+
+/// Recursive descent; offsets are bytes of the pattern.
+class Reader {
+  public:
+    Reader(ExprPool& pool, std::string_view pattern, bool search, const Limits& limits, const Spelling& spelling)
+        : pool_(pool), text_(pattern), search_(search), limits_(limits), spelling_(spelling) {}
+
+    Expected<ExprId> read() {
+        BATON_TRY_ASSIGN(const ExprId all, alternatives(0));
+        if (at_ < text_.size()) return bad("unmatched )");
+        return all;
+    }
+
+  private:
+    tl::unexpected<Error> bad(const std::string& why) const {
+        return fail(ErrorCode::kInvalidArgument, "regular expression at offset " + std::to_string(at_) + ": " + why);
+    }
+    tl::unexpected<Error> unsupported(const std::string& what) const {
+        return fail(ErrorCode::kUnsupported, "regular expression at offset " + std::to_string(at_) + ": " + what + " is not supported");
+    }
+    [[nodiscard]] bool more() const { return at_ < text_.size(); }
+    [[nodiscard]] char peek() const { return text_[at_]; }
+    bool take(std::string_view what) {
+        if (text_.substr(at_, what.size()) != what) return false;
+        at_ += what.size();
+        return true;
+    }
+
+    [[nodiscard]] ExprId anything() {
+        return pool_.any_number(spelling_(pool_, CharSet::all()));
+    }
+
+    Expected<ExprId> alternatives(uint32_t depth) {
+        if (depth > limits_.nesting) return bad("too many parentheses inside one another");
+        std::vector<ExprId> all;
+        do {
+            BATON_TRY_ASSIGN(const ExprId one, sequence(depth));
+            all.push_back(one);
+            if (pool_.full()) return bad("too large");
+        } while (take("|"));
+        return pool_.alt(all);
+    }
+
+    /// At the outermost level a text that is searched goes on at both ends unless it is anchored.
+    Expected<ExprId> sequence(uint32_t depth) {
+        const bool outer = depth == 0;
+        std::vector<ExprId> parts;
+        bool begins = false, ends = false;
+        if (outer) {
+            while (take("^") || take("\\A")) begins = true;
+        }
+        while (more() && peek() != '|' && peek() != ')') {
+            if (peek() == '^' || text_.substr(at_, 2) == "\\A") return unsupported("an anchor that is not at the beginning");
+            if (peek() == '$' || text_.substr(at_, 2) == "\\Z" || text_.substr(at_, 2) == "\\z") {
+                at_ += peek() == '$' ? 1 : 2;
+                ends = true;
+                continue;
+            }
+            if (ends) return unsupported("an anchor that is not at the end");
+            BATON_TRY_ASSIGN(const ExprId atom, quantified(depth));
+            parts.push_back(atom);
+        }
+        if (ends && !outer) return unsupported("an anchor inside parentheses");
+        if (outer && search_ && !begins) parts.insert(parts.begin(), anything());
+        if (outer && search_ && !ends) parts.push_back(anything());
+        return pool_.seq(parts);
+    }
+
+    Expected<ExprId> quantified(uint32_t depth) {
+        BATON_TRY_ASSIGN(ExprId atom, this->atom(depth));
+        bool repeated = false;
+        while (more()) {
+            uint32_t least = 0, most = kUnbounded;
+            if (take("*")) {
+            } else if (take("+")) {
+                least = 1;
+            } else if (take("?")) {
+                most = 1;
+            } else if (peek() == '{') {
+                const size_t before = at_;
+                BATON_TRY_ASSIGN(const bool counted, count(least, most));
+                if (!counted) {
+                    at_ = before;
+                    break;  // a brace that is none is a character
+                }
+            } else {
+                break;
+            }
+            if (repeated) return bad("a repetition of a repetition");
+            repeated = true;
+            if (more() && peek() == '+') return unsupported("a possessive repetition");
+            (void)take("?");  // lazy: the same texts
+            atom = pool_.repeat(atom, least, most);
+        }
+        return atom;
+    }
+
+    /// {m}, {m,}, {m,n}, {,n}
+    Expected<bool> count(uint32_t& least, uint32_t& most) {
+        ++at_;
+        const auto first = number();
+        if (take("}")) {
+            if (!first) return false;
+            least = most = *first;
+        } else {
+            if (!take(",")) return false;
+            const auto last = number();
+            if (!take("}") || (!first && !last)) return false;
+            least = first.value_or(0);
+            most = last.value_or(kUnbounded);
+        }
+        if (least > kCountMax || (most != kUnbounded && most > kCountMax)) return bad("a count beyond 100000");
+        if (least > most) return bad("counts out of order");
+        return true;
+    }
+    std::optional<uint32_t> number() {
+        uint32_t n = 0;
+        const size_t begin = at_;
+        for (; more() && peek() >= '0' && peek() <= '9'; ++at_) n = std::min(n * 10 + static_cast<uint32_t>(peek() - '0'), kCountMax + 1);
+        return at_ > begin ? std::optional(n) : std::nullopt;
+    }
+
+    Expected<ExprId> atom(uint32_t depth) {
+        if (take("(")) return group(depth);
+        if (take("[")) {
+            BATON_TRY_ASSIGN(const CharSet set, char_class());
+            return spelling_(pool_, set);
+        }
+        if (take(".")) {
+            CharSet line_ends = CharSet::of('\n');
+            line_ends.add('\r', '\r');
+            return spelling_(pool_, line_ends.complement());
+        }
+        if (peek() == '*' || peek() == '+' || peek() == '?') return bad("nothing to repeat");
+        if (take("\\")) {
+            BATON_TRY_ASSIGN(const CharSet set, escape(false));
+            return spelling_(pool_, set);
+        }
+        const uint32_t c = next_char(text_, at_);
+        if (c == kNoChar) return bad("invalid UTF-8");
+        return spelling_(pool_, CharSet::of(c));
+    }
+
+    Expected<ExprId> group(uint32_t depth) {
+        if (take("?")) {
+            if (take(":")) {
+            } else if (take("P<") || (text_.substr(at_, 1) == "<" && text_.substr(at_, 2) != "<=" && text_.substr(at_, 2) != "<!" && take("<"))) {
+                while (more() && peek() != '>') ++at_;
+                if (!take(">")) return bad("a group's name has no end");
+            } else if (take("=") || take("!") || take("<=") || take("<!")) {
+                return unsupported("look-around");
+            } else if (take("P=")) {
+                return unsupported("a back reference");
+            } else {
+                return unsupported("this kind of group");
+            }
+        }
+        BATON_TRY_ASSIGN(const ExprId inner, alternatives(depth + 1));
+        if (!take(")")) return bad("a missing )");
+        return inner;
+    }
+
+    /// Behind a backslash.
+    Expected<CharSet> escape(bool in_class) {
+        if (!more()) return bad("a backslash at the end");
+        const char c = text_[at_];
+        switch (c) {
+            case 'd': return ++at_, digits();
+            case 'D': return ++at_, digits().complement();
+            case 'w': return ++at_, word();
+            case 'W': return ++at_, word().complement();
+            case 's': return ++at_, space();
+            case 'S': return ++at_, space().complement();
+            case 'n': return ++at_, CharSet::of('\n');
+            case 'r': return ++at_, CharSet::of('\r');
+            case 't': return ++at_, CharSet::of('\t');
+            case 'f': return ++at_, CharSet::of('\f');
+            case 'v': return ++at_, CharSet::of('\v');
+            case '0': return ++at_, CharSet::of(0);
+            case 'x': return ++at_, hex(2);
+            case 'u':
+                ++at_;
+                if (take("{")) {
+                    BATON_TRY_ASSIGN(const CharSet set, hex(0));
+                    if (!take("}")) return bad("a missing }");
+                    return set;
+                }
+                return hex(4);
+            case 'b':
+                if (in_class) return ++at_, CharSet::of('\b');
+                return unsupported("\\b");
+            case 'B': return unsupported("\\B");
+            case 'p':
+            case 'P': return unsupported("\\p");
+            case 'k': return unsupported("a back reference");
+            default: break;
+        }
+        if (c >= '1' && c <= '9') return unsupported("a back reference");
+        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return bad(std::string("an unknown escape \\") + c);
+        const uint32_t literal = next_char(text_, at_);
+        if (literal == kNoChar) return bad("invalid UTF-8");
+        return CharSet::of(literal);
+    }
+
+    /// `count` hexadecimal digits; 0: as many as there are.
+    Expected<CharSet> hex(uint32_t count) {
+        uint32_t value = 0, n = 0;
+        for (; more() && n < (count == 0 ? 6 : count); ++n, ++at_) {
+            const char c = peek();
+            const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+            if (digit < 0) break;
+            value = value * 16 + static_cast<uint32_t>(digit);
+        }
+        if (n == 0 || (count != 0 && n != count)) return bad("bad hexadecimal digits");
+        if (value > kCharMax || (value >= 0xD800 && value <= 0xDFFF)) return bad("no such character");
+        return CharSet::of(value);
+    }
+
+    /// Behind [.
+    Expected<CharSet> char_class() {
+        const bool negated = take("^");
+        CharSet set;
+        for (bool first = true; !take("]") || first; first = false) {
+            if (!more()) return bad("a missing ]");
+            if (first && text_[at_ - 1] == ']' && !negated) {
+                set.add(']', ']');  // a bracket right at the beginning is a character
+                continue;
+            }
+            if (text_.substr(at_, 2) == "[:") return unsupported("a POSIX class");
+            bool single = true;
+            BATON_TRY_ASSIGN(const CharSet low, class_item(single));
+            if (!single || text_.substr(at_, 1) != "-" || text_.substr(at_, 2) == "-]") {
+                set.add(low);
+                continue;
+            }
+            ++at_;
+            BATON_TRY_ASSIGN(const CharSet high, class_item(single));
+            if (!single) return bad("a range that ends with a class");
+            const uint32_t from = low.ranges().front().first, to = high.ranges().front().first;
+            if (from > to) return bad("a range out of order");
+            set.add(from, to);
+        }
+        return negated ? set.complement() : set;
+    }
+    Expected<CharSet> class_item(bool& single) {
+        if (!more()) return bad("a missing ]");
+        if (take("\\")) {
+            BATON_TRY_ASSIGN(CharSet set, escape(true));
+            single = set.ranges().size() == 1 && set.ranges().front().first == set.ranges().front().second;
+            return set;
+        }
+        const uint32_t c = next_char(text_, at_);
+        if (c == kNoChar) return bad("invalid UTF-8");
+        if (c >= 0xD800 && c <= 0xDFFF) return bad("no such character");
+        return CharSet::of(c);
+    }
+
+    ExprPool& pool_;
+    std::string_view text_;
+    bool search_;
+    const Limits& limits_;
+    const Spelling& spelling_;
+    size_t at_ = 0;
+};
+
+}  // namespace
+
+uint32_t next_char(std::string_view text, size_t& at) {
+    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0u; };
+    const uint32_t b = byte(at);
+    const uint32_t n = b < 0x80 ? 1 : b >= 0xC2 && b < 0xE0 ? 2 : b >= 0xE0 && b < 0xF0 ? 3 : b >= 0xF0 && b < 0xF5 ? 4 : 0;
+    if (n == 0 || at >= text.size()) return kNoChar;
+    uint32_t c = n == 1 ? b : b & (0x7Fu >> n);
+    for (uint32_t i = 1; i < n; ++i) {
+        if ((byte(at + i) & 0xC0) != 0x80) return kNoChar;
+        c = c << 6 | (byte(at + i) & 0x3F);
+    }
+    constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
+    if (c < kLeast[n] || c > kCharMax || (c >= 0xD800 && c <= 0xDFFF)) return kNoChar;
+    at += n;
+    return c;
+}
+
+void append_char(std::string& out, uint32_t c) {
+    if (c < 0x80) {
+        out += static_cast<char>(c);
+    } else if (c < 0x800) {
+        out += static_cast<char>(0xC0 | c >> 6);
+        out += static_cast<char>(0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+        out += static_cast<char>(0xE0 | c >> 12);
+        out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
+        out += static_cast<char>(0x80 | (c & 0x3F));
+    } else {
+        out += static_cast<char>(0xF0 | c >> 18);
+        out += static_cast<char>(0x80 | (c >> 12 & 0x3F));
+        out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
+        out += static_cast<char>(0x80 | (c & 0x3F));
+    }
+}
+
+ExprId spell_raw(ExprPool& pool, const CharSet& set) { return pool.chars(set); }
+
+ExprId spell_in_json(ExprPool& pool, const CharSet& set) {
+    CharSet special = CharSet::of(0, 0x1F);
+    special.add('"', '"');
+    special.add('\\', '\\');
+    std::vector<std::string> escapes;
+    const CharSet escaped = set.intersect(special);
+    for (const auto& [first, last] : escaped.ranges()) {
+        for (uint32_t c = first; c <= last; ++c) {
+            constexpr std::string_view kShort = "\"\\\b\f\n\r\t", kNames = "\"\\bfnrt";
+            constexpr std::string_view kHex = "0123456789abcdef";
+            const size_t at = kShort.find(static_cast<char>(c));
+            std::string& escape = escapes.emplace_back("\\");
+            if (at != std::string_view::npos) {
+                escape += kNames[at];
+            } else {
+                escape += "u00";
+                escape += kHex[c >> 4];
+                escape += kHex[c & 15];
+            }
+        }
+    }
+    return pool.alt({pool.chars(set.minus(special)), pool.literals(std::move(escapes))});
+}
+
+Expected<ExprId> read_regex(ExprPool& pool, std::string_view pattern, bool search, const Limits& limits, const Spelling& spelling) {
+    return Reader(pool, pattern, search, limits, spelling).read();
+}
+
+}  // namespace baton::grammar
