@@ -457,4 +457,12 @@ Expected<std::vector<int32_t>> GgufFile::get_ints(std::string_view key) const {
     return out;
 }
 
+Expected<std::vector<float>> GgufFile::get_floats(std::string_view key) const {
+    BATON_TRY_ASSIGN(const Value* v, find(key, true));
+    if (v->type != GgufType::kF32) return wrong_type(key, "an array of f32");
+    std::vector<float> out(static_cast<size_t>(v->count));
+    std::memcpy(out.data(), v->bytes.data(), out.size() * sizeof(float));
+    return out;
+}
+
 }  // namespace baton::model

@@ -5,6 +5,7 @@
 
 #include "baton/base/limits.hpp"
 #include "baton/model/model.hpp"
+#include "gguf_vocabulary.hpp"
 #include "layout_check.hpp"
 #include "source.hpp"
 
@@ -65,48 +66,6 @@ Expected<void> check_vocabulary(const ModelInfo& info) {
 }
 
 // GGUF
-
-Expected<int64_t> gguf_token_id(const GgufFile& file, const char* key, size_t tokens) {
-    if (!file.has(key)) return int64_t{-1};
-    BATON_TRY_ASSIGN(const uint64_t id, file.get_uint(key));
-    // Writers put -1 as 2^32 - 1 where a model has none.
-    if (id == UINT32_MAX) return int64_t{-1};
-    if (id >= tokens)
-        return fail(ErrorCode::kCorrupt, std::string("GGUF metadata '") + key + "' is no token");
-    return static_cast<int64_t>(id);
-}
-
-Expected<text::GgufTokenizer> gguf_tokenizer(const GgufFile& file) {
-    text::GgufTokenizer t;
-    BATON_TRY_ASSIGN(t.model, file.get_string("tokenizer.ggml.model"));
-    if (file.has("tokenizer.ggml.pre")) {
-        BATON_TRY_ASSIGN(t.pre, file.get_string("tokenizer.ggml.pre"));
-    }
-    BATON_TRY_ASSIGN(t.tokens, file.get_strings("tokenizer.ggml.tokens"));
-    if (file.has("tokenizer.ggml.token_type")) {
-        BATON_TRY_ASSIGN(t.token_type, file.get_ints("tokenizer.ggml.token_type"));
-        if (t.token_type.size() != t.tokens.size()) {
-            return fail(ErrorCode::kCorrupt,
-                        "GGUF tokenizer.ggml.token_type does not match the tokens");
-        }
-    } else {
-        t.token_type.assign(t.tokens.size(), 1);
-    }
-    if (file.has("tokenizer.ggml.merges")) {
-        BATON_TRY_ASSIGN(t.merges, file.get_strings("tokenizer.ggml.merges"));
-    }
-    const size_t n = t.tokens.size();
-    BATON_TRY_ASSIGN(t.bos, gguf_token_id(file, "tokenizer.ggml.bos_token_id", n));
-    BATON_TRY_ASSIGN(t.eos, gguf_token_id(file, "tokenizer.ggml.eos_token_id", n));
-    BATON_TRY_ASSIGN(t.eot, gguf_token_id(file, "tokenizer.ggml.eot_token_id", n));
-    BATON_TRY_ASSIGN(t.unk, gguf_token_id(file, "tokenizer.ggml.unknown_token_id", n));
-    if (file.has("tokenizer.ggml.add_bos_token")) {
-        BATON_TRY_ASSIGN(t.add_bos, file.get_bool("tokenizer.ggml.add_bos_token"));
-    } else {
-        t.add_bos = t.pre == "llama-bpe";  // Llama 3 files written before the key existed
-    }
-    return t;
-}
 
 Expected<void> gguf_generation(const GgufFile& file, GenerationDefaults& g) {
     const auto number = [&](const char* key, std::optional<float>& out) -> Expected<void> {

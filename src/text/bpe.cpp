@@ -68,6 +68,17 @@ uint64_t hash_of(std::string_view bytes) {
     return hash;
 }
 
+constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581
+
+/// Where the next "▁" behind another character is, at or after `from`; npos where there is none.
+size_t next_cut(std::string_view text, size_t from) {
+    for (size_t at = from; (at = text.find(kMetaspace, at)) != std::string_view::npos;
+         at += kMetaspace.size()) {
+        if (at > 0 && !text.substr(0, at).ends_with(kMetaspace)) return at;
+    }
+    return std::string_view::npos;
+}
+
 std::string byte_token(unsigned byte) {
     constexpr std::string_view kHex = "0123456789ABCDEF";
     return {'<', '0', 'x', kHex[byte >> 4], kHex[byte & 15], '>'};
@@ -80,6 +91,13 @@ uint32_t byte_to_char(uint8_t byte) {
 }
 int char_to_byte(uint32_t code) {
     return code < alphabet().bytes.size() ? alphabet().bytes[code] : -1;
+}
+
+std::string spell_bytes(std::string_view bytes) {
+    std::string out;
+    out.reserve(bytes.size() * 2);
+    for (const char c : bytes) append_utf8(out, byte_to_char(static_cast<uint8_t>(c)));
+    return out;
 }
 
 void Bpe::MergeTable::reserve(size_t count) {
@@ -151,22 +169,50 @@ TokenId Bpe::WholeTokens::find(std::string_view piece) const {
     return -1;
 }
 
-Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
-                         Options options, const std::unordered_set<TokenId>& barred) {
-    Bpe bpe;
-    bpe.options_ = std::move(options);
-    bpe.tokens_ = std::move(tokens);
-    bpe.barred_ = barred;
-    bpe.ids_.reserve(bpe.tokens_.size());
-    for (size_t id = 0; id < bpe.tokens_.size(); ++id) {
-        const std::string& spelling = bpe.tokens_[id];
+Expected<void> Bpe::index_tokens(std::vector<std::string> tokens, Options options,
+                                 const std::unordered_set<TokenId>& barred) {
+    options_ = std::move(options);
+    tokens_ = std::move(tokens);
+    barred_ = barred;
+    ids_.reserve(tokens_.size());
+    for (size_t id = 0; id < tokens_.size(); ++id) {
+        const std::string& spelling = tokens_[id];
         if (spelling.empty()) continue;
-        if (!bpe.ids_.emplace(spelling, static_cast<TokenId>(id)).second) {
+        if (!ids_.emplace(spelling, static_cast<TokenId>(id)).second) {
             return fail(ErrorCode::kCorrupt,
                         "tokenizer: token " + std::to_string(id) + " repeats another's spelling");
         }
     }
-    bpe.whole_.build(bpe.tokens_, bpe.options_.byte_level);
+    whole_.build(tokens_, options_.byte_level);
+    for (unsigned byte = 0; byte < 256; ++byte) {
+        std::string spelling;
+        append_utf8(spelling, byte_to_char(static_cast<uint8_t>(byte)));
+        byte_ids_[byte] = find(spelling);
+        byte_tokens_[byte] = find(byte_token(byte));
+    }
+    if (!options_.unk_token.empty()) {
+        unk_ = find(options_.unk_token);
+        if (unk_ < 0)
+            return fail(ErrorCode::kCorrupt, "tokenizer: unk_token is not in the vocabulary");
+    }
+    find_cuts();
+    return {};
+}
+
+/// Words of a text without a pre-tokenizer may be merged one by one where no token spans two.
+void Bpe::find_cuts() {
+    if (options_.byte_level || options_.ignore_merges || find(kMetaspace) < 0) return;
+    for (size_t id = 0; id < tokens_.size(); ++id) {
+        if (barred_.contains(static_cast<TokenId>(id))) continue;
+        if (next_cut(tokens_[id], 0) != std::string::npos) return;
+    }
+    cut_at_spaces_ = true;
+}
+
+Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
+                         Options options, const std::unordered_set<TokenId>& barred) {
+    Bpe bpe;
+    BATON_TRY(bpe.index_tokens(std::move(tokens), std::move(options), barred));
     if (bpe.options_.ignore_merges) {
         for (size_t id = 0; id < bpe.tokens_.size(); ++id) {
             if (!barred.contains(static_cast<TokenId>(id)))
@@ -187,17 +233,6 @@ Expected<Bpe> Bpe::build(std::vector<std::string> tokens, const std::vector<Merg
         if (!barred.contains(result))
             bpe.merges_.put(left, right, static_cast<uint32_t>(rank), result);
     }
-    for (unsigned byte = 0; byte < 256; ++byte) {
-        std::string spelling;
-        append_utf8(spelling, byte_to_char(static_cast<uint8_t>(byte)));
-        bpe.byte_ids_[byte] = bpe.find(spelling);
-        bpe.byte_tokens_[byte] = bpe.find(byte_token(byte));
-    }
-    if (!bpe.options_.unk_token.empty()) {
-        bpe.unk_ = bpe.find(bpe.options_.unk_token);
-        if (bpe.unk_ < 0)
-            return fail(ErrorCode::kCorrupt, "tokenizer: unk_token is not in the vocabulary");
-    }
     return bpe;
 }
 
@@ -213,6 +248,16 @@ std::string_view Bpe::token(TokenId id) const {
 }
 
 void Bpe::encode(std::string_view piece, std::vector<TokenId>& out) const {
+    while (cut_at_spaces_ && !piece.empty()) {
+        const size_t cut = next_cut(piece, 0);
+        if (cut == std::string_view::npos) break;
+        encode_part(piece.substr(0, cut), out);
+        piece.remove_prefix(cut);
+    }
+    encode_part(piece, out);
+}
+
+void Bpe::encode_part(std::string_view piece, std::vector<TokenId>& out) const {
     if (piece.empty()) return;
     const TokenId whole = whole_.find(piece);
     if (whole >= 0 && whole_.certain(whole)) {
@@ -220,9 +265,13 @@ void Bpe::encode(std::string_view piece, std::vector<TokenId>& out) const {
         return;
     }
     const size_t begin = out.size();
-    symbols(piece, out);
-    const auto ids = std::span(out).subspan(begin);
-    out.resize(begin + (ids.size() <= kShortPiece ? merge_short(ids) : merge_long(ids)));
+    if (!ranks_.empty()) {
+        encode_scored(piece, out);
+    } else {
+        symbols(piece, out);
+        const auto ids = std::span(out).subspan(begin);
+        out.resize(begin + (ids.size() <= kShortPiece ? merge_short(ids) : merge_long(ids)));
+    }
     if (whole >= 0 && out.size() == begin + 1 && out.back() == whole) whole_.make_certain(whole);
 }
 
@@ -258,17 +307,22 @@ void Bpe::char_symbols(std::string_view piece, std::vector<TokenId>& out) const 
             unk_open = false;
             continue;
         }
-        const bool bytes_known =
-            options_.byte_fallback && std::all_of(one.begin(), one.end(), [this](char c) {
-                return byte_tokens_[static_cast<uint8_t>(c)] >= 0;
-            });
-        if (bytes_known) {
-            for (const char c : one) out.push_back(byte_tokens_[static_cast<uint8_t>(c)]);
-            unk_open = false;
-        } else if (unk_ >= 0 && !(unk_open && options_.fuse_unk)) {
-            out.push_back(unk_);
-            unk_open = true;
-        }
+        push_unknown(one, unk_open, out);
+    }
+}
+
+/// A character that is no token; `unk_open`: the id before is the unknown token's.
+void Bpe::push_unknown(std::string_view one, bool& unk_open, std::vector<TokenId>& out) const {
+    const bool bytes_known =
+        options_.byte_fallback && std::all_of(one.begin(), one.end(), [this](char c) {
+            return byte_tokens_[static_cast<uint8_t>(c)] >= 0;
+        });
+    if (bytes_known) {
+        for (const char c : one) out.push_back(byte_tokens_[static_cast<uint8_t>(c)]);
+        unk_open = false;
+    } else if (unk_ >= 0 && !(unk_open && options_.fuse_unk)) {
+        out.push_back(unk_);
+        unk_open = true;
     }
 }
 

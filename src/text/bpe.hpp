@@ -45,6 +45,12 @@ class Bpe {
     static Expected<Bpe> build(std::vector<std::string> tokens, const std::vector<Merge>& merges,
                                Options options, const std::unordered_set<TokenId>& barred);
 
+    /// A vocabulary of SentencePiece's kind, which has no list of merges: any two neighbours that
+    /// together are a token merge, the highest of `scores` first, then the leftmost. `barred` as
+    /// above. Characters that are no token become <0xHH> tokens or `options.unk_token`.
+    static Expected<Bpe> build_scored(std::vector<std::string> tokens, std::span<const float> scores,
+                                      Options options, const std::unordered_set<TokenId>& barred);
+
     /// Appends the ids of `piece`. O(n log n).
     void encode(std::string_view piece, std::vector<TokenId>& out) const;
     /// Id of a spelling in the vocabulary, or -1.
@@ -100,6 +106,12 @@ class Bpe {
         std::unique_ptr<std::atomic<bool>[]> certain_;
     };
 
+    Expected<void> index_tokens(std::vector<std::string> tokens, Options options,
+                                const std::unordered_set<TokenId>& barred);
+    void find_cuts();
+    void encode_part(std::string_view piece, std::vector<TokenId>& out) const;
+    void encode_scored(std::string_view piece, std::vector<TokenId>& out) const;
+    void push_unknown(std::string_view one, bool& unk_open, std::vector<TokenId>& out) const;
     void symbols(std::string_view piece, std::vector<TokenId>& out) const;
     void byte_symbols(std::string_view piece, std::vector<TokenId>& out) const;
     void char_symbols(std::string_view piece, std::vector<TokenId>& out) const;
@@ -111,6 +123,9 @@ class Bpe {
     std::unordered_map<std::string_view, TokenId> ids_;  // views into tokens_
     std::unordered_set<TokenId> barred_;
     MergeTable merges_;
+    std::vector<uint32_t> ranks_;  ///< build_scored: of each token, UINT32_MAX for one that never merges
+    size_t token_bytes_max_ = 0;   ///< build_scored: of those that merge
+    bool cut_at_spaces_ = false;   ///< no token goes on behind a "▁" that follows another character
     WholeTokens whole_;
     std::array<TokenId, 256> byte_ids_{};
     std::array<TokenId, 256> byte_tokens_{};  // <0x00>..<0xFF>
@@ -121,5 +136,7 @@ class Bpe {
 /// for none).
 [[nodiscard]] uint32_t byte_to_char(uint8_t byte);
 [[nodiscard]] int char_to_byte(uint32_t code);
+/// `bytes` spelled in that alphabet.
+[[nodiscard]] std::string spell_bytes(std::string_view bytes);
 
 }  // namespace baton::text

@@ -7,7 +7,22 @@ namespace {
 
 using Step = Normalizer::Step;
 
+std::string replace_matches(std::string_view text, const Step& step) {
+    std::vector<Span> matches;
+    step.pattern->find_all(text, matches);
+    std::string out;
+    size_t pos = 0;
+    for (const Span& match : matches) {
+        out.append(text.substr(pos, match.begin - pos));
+        out.append(step.to);
+        pos = match.end;
+    }
+    out.append(text.substr(pos));
+    return out;
+}
+
 std::string replace(std::string_view text, const Step& step) {
+    if (step.pattern != nullptr) return replace_matches(text, step);
     std::string out;
     out.reserve(text.size());
     size_t pos = 0;
@@ -54,13 +69,18 @@ Expected<Step> replace_step(const JsonValue& config) {
     Step step;
     step.kind = Step::Kind::kReplace;
     const JsonValue* pattern = config.find("pattern");
+    step.to = config.string_or_empty("content");
+    const JsonValue* regex = pattern == nullptr ? nullptr : pattern->find("Regex");
+    if (regex != nullptr && regex->is_string()) {
+        BATON_TRY_ASSIGN(step.pattern, pcre_scanner(regex->text));
+        return step;
+    }
     const JsonValue* literal = pattern == nullptr ? nullptr : pattern->find("String");
     if (literal == nullptr || !literal->is_string() || literal->text.empty()) {
         return fail(ErrorCode::kUnsupported,
-                    "tokenizer: normalizer Replace needs a String pattern");
+                    "tokenizer: normalizer Replace needs a String or a Regex");
     }
     step.from = literal->text;
-    step.to = config.string_or_empty("content");
     return step;
 }
 

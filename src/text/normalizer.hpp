@@ -1,11 +1,13 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "baton/base/error.hpp"
 #include "text/json.hpp"
+#include "text/split_scanner.hpp"
 #include "text/unicode.hpp"
 
 namespace baton::text {
@@ -19,6 +21,7 @@ class Normalizer {
         NormalForm form = NormalForm::kNfc;
         std::string from;
         std::string to;
+        std::shared_ptr<const SplitScanner> pattern;  ///< kReplace: what is replaced, where not `from`
         bool left = false;
         bool right = false;
     };

@@ -1,5 +1,6 @@
 #include "text/pretokenizer.hpp"
 
+#include "text/bpe.hpp"
 #include "text/unicode.hpp"
 
 namespace baton::text {
@@ -166,16 +167,18 @@ Expected<Step> metaspace_step(const JsonValue& config) {
 struct Builder {
     std::vector<Step> steps;
     bool byte_level = false;
+    bool spelled = false;
 
     Expected<void> add(const JsonValue& config, int depth) {
         const std::string_view type = config.string_or_empty("type");
         if (type == "Sequence") return add_sequence(config, depth);
-        if (byte_level)
-            return fail(ErrorCode::kUnsupported, "tokenizer: a pre_tokenizer after ByteLevel");
         if (type == "ByteLevel") {
+            if (byte_level || spelled)
+                return fail(ErrorCode::kUnsupported, "tokenizer: ByteLevel after ByteLevel");
             add_byte_level(config);
             return {};
         }
+        if (byte_level) spell_bytes();
         Step step;
         if (type == "Split") {
             BATON_TRY_ASSIGN(step, split_step(config));
@@ -188,6 +191,15 @@ struct Builder {
             const std::string_view name = config.string_or_empty("behavior");
             BATON_TRY_ASSIGN(step.behavior, behavior_from(name.empty() ? "Isolated" : name));
             step.scanner = punctuation_scanner();
+        } else if (type == "CharDelimiterSplit") {
+            step.scanner = literal_scanner(std::string(config.string_or_empty("delimiter")));
+            step.behavior = Behavior::kRemoved;
+        } else if (type == "BertPreTokenizer") {
+            step.scanner = class_scanner(kSpace);
+            step.behavior = Behavior::kRemoved;
+            steps.push_back(std::move(step));
+            step = {};
+            step.scanner = punctuation_scanner();
         } else if (type == "WhitespaceSplit") {
             step.scanner = class_scanner(kSpace);
             step.behavior = Behavior::kRemoved;
@@ -195,7 +207,8 @@ struct Builder {
             BATON_TRY_ASSIGN(
                 step.scanner,
                 pcre_scanner(
-                    R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}]+|[^\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\s]+)"));
+                    R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}]+|)"
+                    R"([^\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}\s]+)"));
             step.behavior = Behavior::kRemoved;
             step.invert = true;
         } else {
@@ -213,6 +226,15 @@ struct Builder {
         }
         for (const JsonValue& item : list->items) BATON_TRY(add(item, depth + 1));
         return {};
+    }
+
+    /// ByteLevel is not the last step: what follows sees the bytes' spelling.
+    void spell_bytes() {
+        Step step;
+        step.kind = Step::Kind::kSpellBytes;
+        steps.push_back(std::move(step));
+        byte_level = false;
+        spelled = true;
     }
 
     void add_byte_level(const JsonValue& config) {
@@ -251,6 +273,10 @@ void PreTokenizer::cut(std::string_view text, bool at_start, Pieces& out) const 
             std::string_view piece = out.list[i];
             if (step.kind == Step::Kind::kSplit) {
                 split(piece, step, next);
+                continue;
+            }
+            if (step.kind == Step::Kind::kSpellBytes) {
+                next.push_back(out.storage.emplace_back(spell_bytes(piece)));
                 continue;
             }
             if (step.kind == Step::Kind::kPrefixSpace) {

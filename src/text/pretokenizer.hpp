@@ -31,7 +31,7 @@ class PreTokenizer {
     };
     enum class Prepend : uint8_t { kNever, kFirst, kAlways };
     struct Step {
-        enum class Kind : uint8_t { kSplit, kPrefixSpace, kMetaspace };
+        enum class Kind : uint8_t { kSplit, kPrefixSpace, kMetaspace, kSpellBytes };
         Kind kind = Kind::kSplit;
         std::shared_ptr<const SplitScanner> scanner;
         Behavior behavior = Behavior::kIsolated;
@@ -42,6 +42,7 @@ class PreTokenizer {
     };
 
     PreTokenizer() = default;
+    /// `byte_level`: the pieces are then read as bytes.
     PreTokenizer(std::vector<Step> steps, bool byte_level)
         : steps_(std::move(steps)), byte_level_(byte_level) {}
     /// From JSON; null means one piece. Refuses unknown types by name.
@@ -49,7 +50,8 @@ class PreTokenizer {
 
     /// Cuts `text`, which stays alive as long as the pieces; `at_start`: it begins the whole input.
     void cut(std::string_view text, bool at_start, Pieces& out) const;
-    /// True where pieces are then read as bytes (ByteLevel).
+    /// True where pieces are then read as bytes (ByteLevel). False where steps follow ByteLevel:
+    /// they see the bytes' spelling, and so does BPE.
     [[nodiscard]] bool byte_level() const { return byte_level_; }
 
   private:

@@ -7,14 +7,6 @@
 namespace baton::text {
 namespace {
 
-/// The byte of "<0xHH>", strictly, or -1.
-int fallback_byte(std::string_view spelling) {
-    if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return -1;
-    const int high = hex_digit(spelling[3]);
-    const int low = hex_digit(spelling[4]);
-    return high < 0 || low < 0 ? -1 : high * 16 + low;
-}
-
 std::string replace(std::string_view text, std::string_view from, std::string_view to) {
     std::string out;
     size_t pos = 0;
@@ -28,6 +20,21 @@ std::string replace(std::string_view text, std::string_view from, std::string_vi
 }
 
 }  // namespace
+
+int byte_of_token(std::string_view spelling) {
+    if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return -1;
+    const int high = hex_digit(spelling[3]);
+    const int low = hex_digit(spelling[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+TokenDecoder TokenDecoder::sentencepiece(bool strip) {
+    TokenDecoder decoder;
+    decoder.byte_fallback_ = true;
+    decoder.strip_ = strip;
+    decoder.replacements_.emplace_back("\xE2\x96\x81", " ");  // U+2581
+    return decoder;
+}
 
 TokenDecoder TokenDecoder::byte_level() {
     TokenDecoder decoder;
@@ -75,7 +82,8 @@ Expected<void> TokenDecoder::add(const JsonValue& config, int depth) {
             return fail(ErrorCode::kCorrupt, "tokenizer: Metaspace without a replacement");
         replacements_.emplace_back(replacement, " ");
         const std::string_view scheme = config.string_or_empty("prepend_scheme");
-        strip_ = scheme.empty() ? config.bool_or("add_prefix_space", true) : scheme != "never";
+        if (scheme.empty() ? config.bool_or("add_prefix_space", true) : scheme != "never")
+            first_drops_ = replacement;
     } else if (type == "Strip") {
         const JsonValue* start = config.find("start");
         const JsonValue* stop = config.find("stop");
@@ -109,9 +117,16 @@ std::string TokenDecoder::bytes(std::string_view spelling, bool literal) const {
     std::string out(spelling);
     for (const auto& [from, to] : replacements_) out = replace(out, from, to);
     if (byte_fallback_ && !literal) {
-        if (const int byte = fallback_byte(out); byte >= 0)
+        if (const int byte = byte_of_token(out); byte >= 0)
             return std::string(1, static_cast<char>(byte));
     }
+    return out;
+}
+
+std::string TokenDecoder::first_bytes(std::string_view spelling, bool literal) const {
+    if (!first_drops_.empty()) return bytes(replace(spelling, first_drops_, ""), literal);
+    std::string out = bytes(spelling, literal);
+    if (strip_ && out.starts_with(' ')) out.erase(0, 1);
     return out;
 }
 

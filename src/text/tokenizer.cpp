@@ -94,16 +94,22 @@ class BpeTokenizer final : public Tokenizer {
     uint32_t vocab_size() const override { return static_cast<uint32_t>(bytes_.size()); }
 
     std::string decode(std::span<const TokenId> ids, bool skip_special) const override {
-        std::string raw;
+        StreamDecoder stream(*this, true);
+        std::string out;
         for (const TokenId id : ids) {
-            if (known(id) && !(skip_special && is_special(id)))
-                raw += bytes_[static_cast<size_t>(id)];
+            if (!(skip_special && is_special(id))) out += stream.push(id);
         }
-        if (parts_.decoder.strips_leading_space() && raw.starts_with(' ')) raw.erase(0, 1);
-        return replace_invalid_utf8(raw);
+        return out + stream.finish();
     }
 
     bool strips_leading_space() const override { return parts_.decoder.strips_leading_space(); }
+    std::string first_token_bytes(TokenId id) const override {
+        if (!known(id)) return {};
+        const AddedToken* token = added_.find(id);
+        return parts_.decoder.first_bytes(token != nullptr ? token->content : parts_.bpe.token(id),
+                                          token != nullptr);
+    }
+    bool replaces_single_bytes() const override { return parts_.decoder.replaces_single_bytes(); }
     size_t max_token_bytes() const override { return max_bytes_; }
 
   private:

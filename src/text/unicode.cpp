@@ -185,6 +185,10 @@ uint8_t char_class(uint32_t code) {
 
 bool is_regex_word(uint32_t code) {
     if (code == 0x200C || code == 0x200D) return true;
+    // Letters in circles and squares are symbols, but alphabetic.
+    if ((code >= 0x24B6 && code <= 0x24E9) || (code >= 0x1F130 && code <= 0x1F149) ||
+        (code >= 0x1F150 && code <= 0x1F169) || (code >= 0x1F170 && code <= 0x1F189))
+        return true;
     const uint8_t bits = char_class(code);
     if ((bits & kNumber) == 0) return (bits & (kLetter | kMark | kConnector)) != 0;
     return utf8proc_category(static_cast<utf8proc_int32_t>(code)) != UTF8PROC_CATEGORY_NO;
@@ -244,6 +248,28 @@ bool is_surely_nfc(std::string_view valid_utf8) {
     return true;
 }
 
+namespace {
+
+/// Composes what is decomposed and in order. U+11A7 is the last Hangul vowel and no trailing
+/// consonant, but utf8proc lets a syllable swallow it: what lies before and after is composed alone.
+void compose_in_place(std::vector<utf8proc_int32_t>& codes) {
+    constexpr utf8proc_int32_t kNoTrailing = 0x11A7;
+    const auto flags = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    auto out = codes.begin();
+    for (auto begin = codes.begin(); begin != codes.end();) {
+        const auto end = std::find(begin, codes.end(), kNoTrailing);
+        const auto count = static_cast<utf8proc_ssize_t>(end - begin);
+        const auto composed = utf8proc_normalize_utf32(codes.data() + (begin - codes.begin()), count, flags);
+        out = std::copy_n(begin, composed >= 0 ? composed : count, out);
+        if (end == codes.end()) break;
+        *out++ = kNoTrailing;
+        begin = end + 1;
+    }
+    codes.erase(out, codes.end());
+}
+
+}  // namespace
+
 // utf8proc_map would do, but it sorts combining marks in quadratic time; a prompt of marks must not
 // stall us.
 std::string normalize(std::string_view valid_utf8, NormalForm form) {
@@ -287,16 +313,10 @@ std::string normalize(std::string_view valid_utf8, NormalForm form) {
                          [&](auto a, auto b) { return combining(a) < combining(b); });
         i = end;
     }
-    auto length = static_cast<utf8proc_ssize_t>(codes.size());
-    if (compose) {
-        const auto flags = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-        const auto composed = utf8proc_normalize_utf32(codes.data(), length, flags);
-        if (composed >= 0) length = composed;
-    }
+    if (compose) compose_in_place(codes);
     std::string out;
     out.reserve(valid_utf8.size());
-    for (utf8proc_ssize_t i = 0; i < length; ++i)
-        append_utf8(out, static_cast<uint32_t>(codes[static_cast<size_t>(i)]));
+    for (const utf8proc_int32_t code : codes) append_utf8(out, static_cast<uint32_t>(code));
     return out;
 }
 

@@ -50,7 +50,7 @@ inline constexpr uint8_t kPunctuation = 32;  ///< \p{P}
     return table;
 }
 inline constexpr std::array<uint8_t, 128> kAsciiClasses = ascii_classes();
-/// \w of Rust's regex: letters, marks, decimal and letter numbers, connectors and the joiners.
+/// \w of Rust's regex: alphabetic characters, marks, decimal numbers, connectors and the joiners.
 [[nodiscard]] bool is_regex_word(uint32_t code);
 /// Python's str.isprintable for one code point.
 [[nodiscard]] bool is_printable(uint32_t code);

@@ -41,9 +41,13 @@ size_t subpart_length(std::string_view text, size_t pos, bool& open) {
     return length;
 }
 
+void append_replacements(std::string& out, size_t bad_bytes, bool single_bytes) {
+    for (size_t i = 0; i < (single_bytes ? bad_bytes : 1); ++i) out.append(kReplacement);
+}
+
 /// Appends the valid text of `bytes` to `out`; returns where an incomplete tail starts
-/// (bytes.size() if none).
-size_t assemble(std::string_view bytes, std::string& out) {
+/// (bytes.size() if none). `single_bytes`: one U+FFFD for each invalid byte.
+size_t assemble(std::string_view bytes, bool single_bytes, std::string& out) {
     size_t begin = 0;
     for (size_t pos = 0; pos < bytes.size();) {
         if (static_cast<uint8_t>(bytes[pos]) < 0x80) {
@@ -59,7 +63,7 @@ size_t assemble(std::string_view bytes, std::string& out) {
         bool open = false;
         const size_t bad = subpart_length(bytes, pos, open);
         if (open) return pos;
-        out.append(kReplacement);
+        append_replacements(out, bad, single_bytes);
         pos += bad;
         begin = pos;
     }
@@ -72,26 +76,34 @@ size_t assemble(std::string_view bytes, std::string& out) {
 std::string replace_invalid_utf8(std::string_view text) {
     std::string out;
     out.reserve(text.size());
-    if (assemble(text, out) < text.size()) out.append(kReplacement);
+    if (assemble(text, false, out) < text.size()) out.append(kReplacement);
     return out;
 }
 
 std::string Utf8Assembler::push(std::string_view bytes) {
     std::string out;
     if (tail_.empty()) {
-        tail_.assign(bytes.substr(assemble(bytes, out)));
+        tail_.assign(bytes.substr(assemble(bytes, single_bytes_, out)));
         return out;
     }
     std::string joined = std::move(tail_);
     joined.append(bytes);
-    tail_ = joined.substr(assemble(joined, out));
+    tail_ = joined.substr(assemble(joined, single_bytes_, out));
     return out;
 }
 
 std::string Utf8Assembler::finish() {
-    if (tail_.empty()) return {};
+    std::string out;
+    if (!tail_.empty()) append_replacements(out, tail_.size(), single_bytes_);
     tail_.clear();
-    return std::string(kReplacement);
+    return out;
+}
+
+std::string StreamDecoder::push(TokenId id) {
+    const std::string bytes =
+        at_start_ ? tokenizer_.first_token_bytes(id) : tokenizer_.token_bytes(id);
+    if (at_start_ && !tokenizer_.token_bytes(id).empty()) at_start_ = false;
+    return assembler_.push(bytes);
 }
 
 }  // namespace baton::text

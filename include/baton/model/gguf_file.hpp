@@ -66,6 +66,8 @@ class GgufFile {
     [[nodiscard]] Expected<std::vector<std::string>> get_strings(std::string_view key) const;
     /// An array of a 32-bit or smaller integer type whose values fit i32.
     [[nodiscard]] Expected<std::vector<int32_t>> get_ints(std::string_view key) const;
+    /// An array of f32.
+    [[nodiscard]] Expected<std::vector<float>> get_floats(std::string_view key) const;
 
   private:
     friend class GgufParser;

@@ -21,15 +21,19 @@ struct Segment {
 /// The tokenizer fields of a GGUF file (docs of GGUF, tokenizer.ggml.*). Spans outlive the call
 /// only.
 struct GgufTokenizer {
-    std::string model;  ///< "gpt2" (byte-level BPE); others are refused by name
+    std::string model;  ///< "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE, by scores),
+                        ///< "gemma4" (its characters, by merges); others are refused by name
     std::string
         pre;  ///< pre-tokenizer name: "smollm", "qwen2", "llama-bpe", …; unknown is refused by name
     std::vector<std::string> tokens;
     std::vector<int32_t>
         token_type;  ///< 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
+    std::vector<float> scores;  ///< of "llama": one a token
     std::vector<std::string> merges;
     int64_t bos = -1, eos = -1, eot = -1, unk = -1;
     bool add_bos = false;
+    bool add_eos = false;
+    bool add_space_prefix = true;  ///< not of "gpt2"
 };
 
 /// Turns text into token ids, equal to Hugging Face `tokenizers` on the same files, and ids back
@@ -67,6 +71,16 @@ class Tokenizer {
     /// True for SentencePiece-style decoders, which drop one space at the very start of a decoded
     /// text: a stream that starts with an id's token_bytes must drop it too.
     [[nodiscard]] virtual bool strips_leading_space() const = 0;
+    /// What a token stands for as the first of a decoded text: token_bytes() without the space that
+    /// SentencePiece-style decoders drop.
+    [[nodiscard]] virtual std::string first_token_bytes(TokenId id) const {
+        std::string bytes = token_bytes(id);
+        if (strips_leading_space() && bytes.starts_with(' ')) bytes.erase(0, 1);
+        return bytes;
+    }
+    /// True where each byte that is part of no character becomes a U+FFFD of its own (<0xHH>
+    /// tokens), and not each maximal subpart.
+    [[nodiscard]] virtual bool replaces_single_bytes() const { return false; }
     /// The most bytes one token stands for: text longer than this times the context cannot fit.
     [[nodiscard]] virtual size_t max_token_bytes() const = 0;
 };
@@ -76,6 +90,8 @@ class Tokenizer {
 /// equals decoding all ids at once.
 class Utf8Assembler {
   public:
+    /// `single_bytes`: an invalid maximal subpart becomes one U+FFFD a byte.
+    explicit Utf8Assembler(bool single_bytes = false) : single_bytes_(single_bytes) {}
     /// Text that is certain after these bytes.
     [[nodiscard]] std::string push(std::string_view bytes);
     /// What is left at the end (U+FFFD for an incomplete character).
@@ -84,6 +100,30 @@ class Utf8Assembler {
 
   private:
     std::string tail_;
+    bool single_bytes_;
+};
+
+/// Turns ids into text one by one; what the pieces join to is Tokenizer::decode() of all ids. One
+/// per sequence; the tokenizer outlives it.
+class StreamDecoder {
+  public:
+    /// `at_start`: the first id begins a text, and loses the space that the tokenizer's decoder
+    /// drops there.
+    StreamDecoder(const Tokenizer& tokenizer, bool at_start)
+        : tokenizer_(tokenizer),
+          assembler_(tokenizer.replaces_single_bytes()),
+          at_start_(at_start) {}
+    /// Text that is certain after this id.
+    [[nodiscard]] std::string push(TokenId id);
+    /// What is left at the end.
+    [[nodiscard]] std::string finish() { return assembler_.finish(); }
+    /// True where nothing is held back.
+    [[nodiscard]] bool empty() const { return assembler_.empty(); }
+
+  private:
+    const Tokenizer& tokenizer_;
+    Utf8Assembler assembler_;
+    bool at_start_;
 };
 
 /// Finds stop strings in a growing text. Holds back any suffix that may be the start of one. One

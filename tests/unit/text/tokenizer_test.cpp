@@ -314,7 +314,16 @@ TEST(Tokenizer, FromGgufRefusesByName) {
         ASSERT_FALSE(made);
         EXPECT_NE(made.error().message.find(name), std::string::npos) << made.error().message;
     };
-    refused([](auto& f) { f.model = "llama"; }, "'llama'");
+    refused([](auto& f) { f.model = "t5"; }, "'t5'");
+    refused([](auto& f) { f.model = "llama"; }, "scores");
+    refused([](auto& f) { f.add_eos = true; }, "add_eos");
+    refused([](auto& f) { f.pre = ""; }, "''");
+    refused([](auto& f) { f.pre = "gpt-2 phi-2"; }, "'gpt-2 phi-2'");
+    refused(
+        [](auto& f) {
+            f.token_type[257] = 6;  // "ab"
+        },
+        "byte token 257");
     refused([](auto& f) { f.pre = "made-up"; }, "'made-up'");
     refused([](auto& f) { f.token_type.pop_back(); }, "token_type");
     refused([](auto& f) { f.token_type[0] = 77; }, "77");
@@ -345,9 +354,19 @@ TEST(Tokenizer, HostileFilesAreRefused) {
     refused(changed([](json& r) { r["model"]["type"] = "Unigram"; }), "'Unigram'");
     refused(changed([](json& r) { r["normalizer"] = {{"type", "Nmt"}}; }), "'Nmt'");
     refused(changed([](json& r) {
-                r["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
+                r["pre_tokenizer"] = {{"type", "UnicodeScripts"}};
             }),
-            "'BertPreTokenizer'");
+            "'UnicodeScripts'");
+    refused(changed([](json& r) {
+                const json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}};
+                r["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {bytes, bytes}}};
+            }),
+            "ByteLevel after ByteLevel");
+    refused(changed([](json& r) {
+                r["normalizer"] = {
+                    {"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}};
+            }),
+            "does not compile");
     refused(changed([](json& r) { r["decoder"] = {{"type", "WordPiece"}}; }), "'WordPiece'");
     refused(changed([](json& r) {
                 r["post_processor"] = {{"type", "BertProcessing"}};
@@ -388,6 +407,77 @@ TEST(Tokenizer, HostileFilesAreRefused) {
     for (size_t length = 0; length < good.size(); length += 37) {
         EXPECT_FALSE(Tokenizer::from_json(std::string_view(good).substr(0, length)));
     }
+}
+
+TEST(Tokenizer, StepsAfterByteLevelSeeTheSpellingOfBytes) {
+    json root = byte_level({{"\xC3", "\xB2"}, {"1", "2"}});
+    const auto bytes = root["pre_tokenizer"];
+    EXPECT_EQ(load(root)->encode("\u00F2" "12", true, false), (Ids{256, 257}));
+    root["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers", {bytes, {{"type", "Digits"}, {"individual_digits", false}}}}};
+    // The byte 0xB2 is spelled as a superscript two, which is a number.
+    EXPECT_EQ(load(root)->encode("\u00F2" "12", true, false), (Ids{0xC3, 0xB2, 257}));
+    EXPECT_EQ(load(root)->decode(Ids{0xC3, 0xB2, 257}, false), "\u00F2" "12");
+}
+
+TEST(Tokenizer, ReplacesByPattern) {
+    json root = byte_level({});
+    root["normalizer"] = {{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", "_"}};
+    EXPECT_EQ(load(root)->encode("a   b c  ", true, false), bytes_of("a_b c_"));
+}
+
+TEST(Tokenizer, SingleWordsEndAtWhatIsAlphabetic) {
+    const auto tokenizer = load(byte_level(
+        {}, json::array({added_token(300, "<W>", false, {{"single_word", true}})})));
+    EXPECT_EQ(tokenizer->encode("<W>+", true, false), (Ids{300, '+'}));
+    EXPECT_EQ(tokenizer->encode("<W>\u24D6", true, false).front(), '<');  // a letter in a circle
+}
+
+TEST(Tokenizer, ASyllableSwallowsNoVowel) {
+    json root = byte_level({});
+    root["normalizer"] = {{"type", "NFC"}};
+    EXPECT_EQ(load(root)->encode("\uB38C\u11A7", true, false), bytes_of("\uB38C\u11A7"));
+    EXPECT_EQ(load(root)->encode("\u1103\u116C\u11A7\u1103\u116C\u11A8", true, false),
+              bytes_of("\uB418\u11A7\uB419"));
+}
+
+TEST(Tokenizer, EachByteOfNoCharacterIsReplacedAlone) {
+    const auto tokenizer = load(sentencepiece());
+    const auto byte = [](int value) { return static_cast<TokenId>(3 + value); };
+    EXPECT_TRUE(tokenizer->replaces_single_bytes());
+    EXPECT_EQ(tokenizer->decode(Ids{byte(0xF0), byte(0x93), byte(0x80)}, false),
+              "\uFFFD\uFFFD\uFFFD");
+    EXPECT_EQ(tokenizer->decode(Ids{byte(0xC3), byte(0xA9), byte(0xFF)}, false), "\u00E9\uFFFD");
+}
+
+TEST(StreamDecoder, JoinsToWhatDecodeGives) {
+    const auto tokenizer = load(sentencepiece());
+    uint32_t state = 7;
+    for (int round = 0; round < 300; ++round) {
+        Ids ids;
+        for (int i = 0; i < round % 12; ++i) {
+            state = state * 1664525 + 1013904223;
+            ids.push_back(static_cast<TokenId>((state >> 16) % (tokenizer->vocab_size() + 3)));
+        }
+        StreamDecoder stream(*tokenizer, true);
+        std::string text;
+        for (const TokenId id : ids) text += stream.push(id);
+        text += stream.finish();
+        EXPECT_TRUE(stream.empty());
+        EXPECT_EQ(text, tokenizer->decode(ids, false));
+    }
+    // A text that goes on keeps its space.
+    StreamDecoder going_on(*tokenizer, false);
+    EXPECT_EQ(going_on.push(tokenizer->find("▁Hi")), " Hi");
+}
+
+TEST(StreamDecoder, MetaspaceDropsTheFirstTokensSpaces) {
+    json root = sentencepiece();
+    root["decoder"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"}};
+    const auto tokenizer = load(root);
+    const TokenId two = tokenizer->find("▁▁");
+    EXPECT_EQ(tokenizer->decode(Ids{two, two}, false), "  ");
+    EXPECT_TRUE(tokenizer->strips_leading_space());
 }
 
 TEST(Tokenizer, InvalidUtf8IsReplaced) {
