@@ -100,6 +100,18 @@ void add_models(CLI::App& app, Options& o) {
     stop->add_flag("--check,-y,--yes", m.check, "do not ask");
 }
 
+void add_top(CLI::App& app, Options& o) {
+    CLI::App* top = app.add_subcommand("top", "watch load, latencies and replicas");
+    add_server(*top, o);
+    top->add_option("--interval", o.top.interval_ms, "milliseconds between two looks")->check(CLI::Range(100, 60'000))->capture_default_str();
+    top->add_flag("--once", o.top.once, "one table over one interval");
+    top->add_flag("--json", o.top.json, "the same as JSON");
+    top->callback([&o] {
+        o.top.server = o.server;
+        o.command = [&o] { return run_top(o.top); };
+    });
+}
+
 void add_registry(CLI::App& app, Options& o) {
     ModelOptions& m = o.model;
     CLI::App* registrations = add_command(app, o, "registrations", "list the models that can be launched by name", run_registrations);
@@ -217,6 +229,7 @@ void add_server(CLI::App& app, Options& o) {
 void add_client_commands(CLI::App& app, Options& options) {
     add_launch(app, options);
     add_models(app, options);
+    add_top(app, options);
     add_registry(app, options);
     add_pull(app, options);
     add_login(app, options);

@@ -104,6 +104,15 @@ Expected<Json> ClientSession::ask(std::string_view method, const std::string& ta
     return parse(response);
 }
 
+Expected<std::string> ClientSession::text(const std::string& target) {
+    if (!client_) return fail(ErrorCode::kInvalidArgument, "the endpoint is not usable: " + endpoint_);
+    auto response = client_->request("GET", target, "");
+    if (response && response->status == 401 && renew_token()) response = client_->request("GET", target, "");
+    if (!response) return fail(describe(response.error()));
+    if (response->status != 200) return fail(describe(*response));
+    return std::move(response->body);
+}
+
 /// The body of a good answer, else what went wrong.
 Expected<Json> ClientSession::parse(const Expected<http::ClientResponse>& response) const {
     if (!response) return fail(describe(response.error()));

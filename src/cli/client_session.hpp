@@ -39,6 +39,8 @@ class ClientSession {
     /// Sends a request and parses the answer. Errors carry the server's words, and kUnauthorized, kNotFound,
     /// kInvalidArgument, kOverloaded, kUnavailable or kInternal by its status.
     [[nodiscard]] Expected<Json> ask(std::string_view method, const std::string& target, std::string_view body = {});
+    /// The body of a GET as it is.
+    [[nodiscard]] Expected<std::string> text(const std::string& target);
     /// Sends a request; true and the parsed body on status 200.
     [[nodiscard]] bool call(std::string_view method, const std::string& target, std::string_view body, Json& out);
     [[nodiscard]] bool get(const std::string& target, Json& out) { return call("GET", target, "", out); }

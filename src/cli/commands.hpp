@@ -75,6 +75,15 @@ int run_engine(const ModelOptions& options);
 int run_cached(const ModelOptions& options);
 int run_stop_cluster(const ModelOptions& options);
 
+/// `top`: what a server does now.
+struct TopOptions {
+    Server server;
+    int64_t interval_ms = 1000;
+    bool once = false;  ///< one table over one interval; so it is where there is no terminal
+    bool json = false;  ///< the same as JSON
+};
+int run_top(const TopOptions& options);
+
 struct LoginOptions {
     Server server;
     std::string username, password;  ///< "": asked for

@@ -21,6 +21,7 @@ struct Options {
     LaunchOptions launch;
     ModelOptions model;
     LoginOptions login;
+    TopOptions top;
     PullOptions pull;
     ChatOptions chat;
     BenchServeOptions bench_serve;
