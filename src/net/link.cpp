@@ -172,6 +172,19 @@ void Link::read_some() {
     if (phase_ != Phase::kClosed && phase_ != Phase::kReady) wait_readable();
 }
 
+void Link::watch(int64_t until_us) {
+    watch_until_us_ = until_us;
+    if (!watching_.exchange(true)) on_strand([this] { look(); });
+}
+
+void Link::look() {
+    watching_ = false;  // from now on watch() asks for another look; one too many harms nobody
+    if (phase_ != Phase::kRunning) return;
+    size_t budget = kTurnBytes;
+    while (phase_ == Phase::kRunning && budget > 0 && read_once(budget)) {}
+    if (phase_ == Phase::kRunning && steady_now_us() < watch_until_us_ && !watching_.exchange(true)) on_strand([this] { look(); });
+}
+
 /// Reads once and handles what came; false when there is nothing more to read now.
 bool Link::read_once(size_t& budget) {
     std::vector<UniqueFd> fds;

@@ -37,6 +37,7 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
 
     void start(Handlers handlers) override;
     void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int> fds) override;
+    void watch(int64_t until_us) override;
     void close() override;
     [[nodiscard]] const wire::Hello& peer() const override { return handshake_.peer(); }
     [[nodiscard]] std::string remote() const override { return remote_; }
@@ -66,6 +67,7 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
 
     void wait_readable();
     void read_some();
+    void look();
     bool read_once(size_t& budget);
     bool take_frames();
     bool on_frame(Received received);
@@ -113,6 +115,8 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     bool flush_posted_ = false;
     std::atomic<size_t> queued_bytes_{0};
     std::atomic<bool> refuse_sends_{false};
+    std::atomic<int64_t> watch_until_us_{0};
+    std::atomic<bool> watching_{false};  ///< a look() is posted
 };
 
 }  // namespace baton::net

@@ -114,9 +114,10 @@ Channels::Buffer* Channels::find_buffer(Channel& c, Buffer::State state, uint64_
     return nullptr;
 }
 
-/// This thread does not sleep for a moment.
+/// Neither this thread nor the link's sleeps for a moment.
 void Channels::stay_awake(Channel& c) {
     c.active_us = steady_now_us();
+    c.link->watch(c.active_us + kSpinUs);
 }
 
 /// Both ends give what was launched a time to be over, behind what was launched before.

@@ -50,6 +50,9 @@ class Connection {
     /// read). `fds` are duplicated; a TCP link that is given some closes. `payload` is what the message, an ExtentHeader,
     /// says in `bytes`.
     virtual void send(const wire::Message& message, std::vector<std::byte> payload = {}, std::vector<int> fds = {}) = 0;
+    /// Messages are about to come that are waited for: until then (steady_now_us()) the io_context's thread looks for them without
+    /// sleeping, its other work in between. A sleeping thread takes tens of microseconds to notice one.
+    virtual void watch(int64_t until_us) { (void)until_us; }
     /// Sends what is queued for at most a second, then closes: on_close comes with kCancelled. From now on on_message
     /// is not called. Also needed to let go of a started link: it keeps itself (and its handlers) until it is closed.
     virtual void close() = 0;

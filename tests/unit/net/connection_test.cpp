@@ -155,6 +155,26 @@ TEST_P(ConnectionOver, EachMessageIsAnsweredAtOnce) {
     p.end(io);
 }
 
+TEST_P(ConnectionOver, AWatchLooksUntilItIsOver) {
+    io_context io;
+    Pair p(io, GetParam());
+    constexpr uint64_t kCount = 1'000;
+    const int64_t far = steady_now_us() + 3'600'000'000;
+    p.a.link->watch(far);
+    std::thread other([&] {
+        for (uint64_t i = 0; i < kCount; ++i) p.b.link->send(wire::Release{{i}, true});
+    });
+    while (p.a.heard.size() < kCount) ASSERT_EQ(io.poll_one(), 1u);  // there is always a look to be made: nobody would wait
+    other.join();
+    for (uint64_t i = 0; i < kCount; ++i) EXPECT_EQ(std::get<wire::Release>(p.a.heard[i].message).offer.value, i);
+    p.a.link->watch(0);
+    while (io.poll_one() > 0) {}
+    // A link that closes does not look any more.
+    p.a.link->watch(far);
+    p.end(io);
+    while (io.poll_one() > 0) {}
+}
+
 TEST(Connection, PassesDescriptorsWithTheirMessage) {
     io_context io;
     Pair p(io, false);
