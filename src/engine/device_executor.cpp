@@ -8,8 +8,8 @@ namespace {
 /// Queues plans on a device, which samples by itself and stores the progress that peers watch.
 class DeviceExecutor final : public Executor {
   public:
-    DeviceExecutor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool)
-        : backend_(std::move(backend)), pool_(pool) {}
+    DeviceExecutor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool, grammar::Constraints* constraints)
+        : backend_(std::move(backend)), pool_(pool), constraints_(constraints) {}
 
     const backend::ModelShape& shape() const override { return backend_->shape(); }
     uint32_t depth() const override { return backend::DeviceBackend::kDepth; }
@@ -27,15 +27,21 @@ class DeviceExecutor final : public Executor {
         return backend_->submit({plan.tokens, slices_});
     }
 
+    /// What `sampled` holds is used again, the memory of its lists too.
     Expected<void> collect(const pd::StepPlan& plan, std::vector<pd::Sampled>& sampled) override {
-        sampled.clear();
-        tokens_.clear();
         BATON_TRY(backend_->collect(tokens_));
+        sampled.resize(tokens_.size());
         size_t next = 0;
         for (uint32_t i = 0; i < plan.items.size(); ++i) {
             if (!plan.items[i].sample) continue;
             if (next == tokens_.size()) return fail(ErrorCode::kInternal, "the device gave too few tokens");
-            sampled.push_back({i, std::move(tokens_[next++]), {}});
+            pd::Sampled& s = sampled[next];
+            wire::Token& token = tokens_[next++];
+            s.item = i;
+            s.token.id = token.id;
+            s.token.logprob = token.logprob;
+            if (!token.top.empty() || !s.token.top.empty()) s.token.top.swap(token.top);
+            if (!s.block_checksums.empty()) s.block_checksums.clear();
         }
         if (next != tokens_.size()) return fail(ErrorCode::kInternal, "the device gave too many tokens");
         return {};
@@ -44,14 +50,16 @@ class DeviceExecutor final : public Executor {
   private:
     std::unique_ptr<backend::DeviceBackend> backend_;
     xavier::SharedPool& pool_;
+    grammar::Constraints* constraints_;
     std::vector<backend::Slice> slices_;
     std::vector<wire::Token> tokens_;
 };
 
 }  // namespace
 
-std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool) {
-    return std::make_unique<DeviceExecutor>(std::move(backend), pool);
+std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool,
+                                               grammar::Constraints* constraints) {
+    return std::make_unique<DeviceExecutor>(std::move(backend), pool, constraints);
 }
 
 }  // namespace baton::engine

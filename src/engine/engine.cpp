@@ -282,7 +282,8 @@ class EngineImpl final : public Engine {
 
     void publish() {
         host_.lap(Part::kOther);
-        for (pd::Action& action : core_.take_actions()) {
+        core_.take_actions(actions_);
+        for (pd::Action& action : actions_) {
             if (const auto* open = std::get_if<pd::OpenProgress>(&action)) {
                 pool_.open_progress(*open);
             } else if (const auto* close = std::get_if<pd::CloseProgress>(&action)) {
@@ -371,6 +372,7 @@ class EngineImpl final : public Engine {
     std::deque<Step> steps_;   ///< submitted, oldest first
     pd::StepPlan spare_;       ///< a done plan, for its memory
     std::vector<pd::Sampled> sampled_;
+    std::vector<pd::Action> actions_;
     int64_t done_us_ = 0;      ///< when the last step was done
     int64_t decode_us_ = 0;    ///< what the device took for the last step without prompts
     double row_us_ = 0;        ///< and for a row of the last one with some
@@ -396,14 +398,14 @@ class EngineImpl final : public Engine {
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
                                       Callbacks callbacks) {
     options.core.steps_ahead = 0;
-    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running);
+    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running, options.constraints);
     return std::make_unique<EngineImpl>(std::move(options), std::move(executor), pool, std::move(callbacks));
 }
 
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::DeviceBackend> backend,
                                       xavier::SharedPool& words, Callbacks callbacks) {
     options.core.steps_ahead = 1;
-    auto executor = make_device_executor(std::move(backend), words);
+    auto executor = make_device_executor(std::move(backend), words, options.constraints);
     return std::make_unique<EngineImpl>(std::move(options), std::move(executor), words, std::move(callbacks));
 }
 

@@ -177,6 +177,10 @@ void ReplicaCore::on_step_failed(TimeMs, const StepPlan& plan, std::string_view 
 std::vector<Action> ReplicaCore::take_actions() {
     return std::exchange(impl_->actions, {});
 }
+void ReplicaCore::take_actions(std::vector<Action>& actions) {
+    actions.clear();
+    actions.swap(impl_->actions);
+}
 void ReplicaCore::recycle(wire::TokenBatch batch) {
     impl_->spare = std::move(batch);
 }
@@ -247,7 +251,14 @@ bool ReplicaCore::Impl::fence_in(wire::SeqRef ref) {
 Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
     Leg& leg = legs.add();
     leg.sequence = sequence;
+    leg.ref = sequence.ref;
     const uint64_t most = uint64_t{sequence.prompt.size()} + sequence.sampling.max_tokens;
+    leg.prompt = static_cast<uint32_t>(sequence.prompt.size());
+    leg.ends_at = static_cast<uint32_t>(std::min<uint64_t>(most, context));
+    leg.stops_from = static_cast<uint32_t>(
+        std::min<uint64_t>(uint64_t{leg.prompt} + sequence.sampling.min_tokens, UINT32_MAX));
+    for (const TokenId id : sequence.sampling.stop_ids)
+        leg.stops |= uint64_t{1} << (static_cast<uint32_t>(id) % 64);
     leg.tokens.reserve(std::max<uint64_t>(std::min<uint64_t>(most, context),
                                           sequence.prompt.size() + sequence.emitted.size()));
     leg.tokens = sequence.prompt;

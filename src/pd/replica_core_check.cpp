@@ -1,6 +1,7 @@
 /// Figures for /metrics, and the invariants of a replica's state.
 #include <algorithm>
 
+#include "baton/sched/sampler.hpp"
 #include "pd/replica_core_impl.hpp"
 
 namespace baton::pd {
@@ -97,6 +98,11 @@ std::optional<std::string> ReplicaCore::Impl::check_steps(const Leg& leg) const 
     if (leg.planned() >= leg.size() + std::max(leg.pending, 1u) && leg.stage == Stage::kComputing)
         return " computes rows of no token";
     if (leg.in_flight > 0 && leg.state == kNoState) return " is in a plan without a state row";
+    if (leg.emitted() != leg.sequence.emitted.size() || leg.ref != leg.sequence.ref)
+        return " has other facts than its sequence";
+    for (const TokenId next : {TokenId{-1}, TokenId{0}, TokenId{7}})
+        if (finish_of(leg, next) != sched::finish_after(leg.sequence, next, context))
+            return " ends elsewhere than its sequence";
     return std::nullopt;
 }
 

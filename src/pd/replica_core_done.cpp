@@ -53,7 +53,7 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
 /// False where the leg failed and is gone.
 bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled* sampled,
                                   wire::TokenBatch& batch) {
-    const bool decode_row = item.sample && !leg.sequence.emitted.empty() && !leg.handout;
+    const bool decode_row = item.sample && leg.emitted() > 0 && !leg.handout;
     prefill_tokens += item.tokens - (decode_row ? 1 : 0);
     leg.computed = item.position + item.tokens;
     leg.ahead -= item.tokens;
@@ -62,6 +62,10 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
     --leg.pending;
     if (!sampled) {
         fail(leg, ErrorCode::kInternal, "no_token");
+        return false;
+    }
+    if (!sampled->failed.empty()) {
+        fail(leg, ErrorCode::kInvalidArgument, sampled->failed);
         return false;
     }
     add_snapshots(leg);
@@ -85,16 +89,28 @@ void ReplicaCore::Impl::after_item(TimeMs now, Leg& leg, bool sampled, wire::Fin
 
 /// Appends a sampled token to the facts, and says so in `out`, which may be one that was sent.
 void ReplicaCore::Impl::emit(Leg& leg, const wire::Token& token, wire::SeqTokens& out) {
-    out.ref = leg.sequence.ref;
-    out.first_index = static_cast<uint32_t>(leg.sequence.emitted.size());
+    out.ref = leg.ref;
+    out.first_index = leg.emitted();
     out.tokens.resize(1);
-    out.tokens.front() = token;
-    out.finish = sched::finish_after(leg.sequence, token.id, context);
+    wire::Token& to = out.tokens.front();
+    to.id = token.id;
+    to.logprob = token.logprob;
+    if (!to.top.empty() || !token.top.empty()) to.top = token.top;
+    out.finish = finish_of(leg, token.id);
     out.cached_tokens = leg.reported ? 0 : leg.cached_tokens;
     leg.reported = true;
     leg.sequence.emitted.push_back(token.id);
     leg.tokens.push_back(token.id);
     ++generated_tokens;
+}
+
+/// sched::finish_after; the sequence's own settings are looked at only where they may matter.
+wire::Finish ReplicaCore::Impl::finish_of(const Leg& leg, TokenId next) const {
+    const uint32_t size = leg.size();
+    const bool may_stop =
+        size >= leg.stops_from && (leg.stops >> (static_cast<uint32_t>(next) % 64) & 1) != 0;
+    if (!may_stop && size + 1 < leg.ends_at) return wire::Finish::kNone;
+    return sched::finish_after(leg.sequence, next, context);
 }
 
 /// Gives the leg's complete blocks to the prefix cache.

@@ -67,25 +67,30 @@ struct Takeover {
 inline constexpr uint32_t kNoState = UINT32_MAX;
 
 /// One attempt at one sequence on this replica.
-struct Leg {
+struct alignas(64) Leg {
     // First what every step reads: few lines of memory.
     uint64_t handle = 0;
     Stage stage = Stage::kWaiting;
     bool dying = false;      ///< over; its blocks come back when nothing touches them any more
+    bool reported = false;   ///< a token was sent
+    bool preempted = false;
     uint32_t in_flight = 0;  ///< plans that it is part of and that are not done
     uint32_t ahead = 0;      ///< rows of it in those plans
     uint32_t pending = 0;    ///< tokens that those plans sample for it
     uint32_t state = kNoState;  ///< row of the device's state, from its first plan on
-    bool reported = false;   ///< a token was sent
-    bool preempted = false;
-    bool store_tried = false;
     uint32_t computed = 0;   ///< positions whose KV is in `blocks`
     uint32_t published = 0;  ///< blocks given to the prefix cache
     uint32_t snapped = 0;    ///< blocks offered to the snapshot store
     uint32_t cached_tokens = 0;
+    uint32_t prompt = 0;     ///< ids of `tokens` that are not emitted
+    uint32_t ends_at = 0;    ///< ids with which max_tokens or the context ends it
+    uint32_t stops_from = 0; ///< ids with which stop ids begin to count
+    uint64_t stops = 0;      ///< bit id % 64 for each stop id: no other id can be one
+    wire::SeqRef ref;        ///< of `sequence`
     std::unique_ptr<Handout> handout;
     std::vector<TokenId> tokens;  ///< prompt, then emitted
     std::vector<BlockId> blocks;  ///< one reference each
+    bool store_tried = false;
     wire::Sequence sequence;
     std::vector<Digest> keys;     ///< of complete blocks, as far as needed yet
     TimeMs deadline;
@@ -97,23 +102,23 @@ struct Leg {
     void fetch() const {
         for (size_t at = 0; at < kFetched; at += 64) __builtin_prefetch(reinterpret_cast<const char*>(this) + at);
     }
-    /// And, once that is there, for what it points to: where ids are added, what they are compared with.
+    /// And, once that is there, for what it points to: where ids are added.
     void fetch_ids() const {
         __builtin_prefetch(tokens.data() + tokens.size(), 1);
         __builtin_prefetch(sequence.emitted.data() + sequence.emitted.size(), 1);
-        __builtin_prefetch(sequence.sampling.stop_ids.data());
     }
     void fetch_blocks() const {
         if (!blocks.empty()) __builtin_prefetch(blocks.data() + blocks.size() - 1);
     }
-    static constexpr size_t kFetched = 448;
+    static constexpr size_t kFetched = 256;
 
+    [[nodiscard]] uint32_t emitted() const { return size() - prompt; }
     [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
     /// Positions whose KV is there once the plans under way are done.
     [[nodiscard]] uint32_t planned() const { return computed + ahead; }
     /// All but the row of the last token, emitted or pending, is in the cache or under way.
     [[nodiscard]] bool decoding() const {
-        return sequence.emitted.size() + pending > 0 && !handout && planned() + 1 == size() + pending;
+        return emitted() + pending > 0 && !handout && planned() + 1 == size() + pending;
     }
 };
 
@@ -220,6 +225,7 @@ struct ReplicaCore::Impl {
     void after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish);
     void step_failed(const StepPlan& plan, std::string_view reason);
     void emit(Leg& leg, const wire::Token& token, wire::SeqTokens& out);
+    [[nodiscard]] wire::Finish finish_of(const Leg& leg, TokenId next) const;
     void publish_complete(Leg& leg);
     void leave_running(Leg& leg);
 

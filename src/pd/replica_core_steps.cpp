@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "baton/base/check.hpp"
-#include "baton/sched/sampler.hpp"
 #include "pd/replica_core_impl.hpp"
 
 namespace baton::pd {
@@ -128,8 +127,7 @@ bool ReplicaCore::Impl::may_step(const Leg& leg) const {
 
 /// The token that a step under way samples is the sequence's last one, whatever it is.
 bool ReplicaCore::Impl::next_token_is_last(const Leg& leg) const {
-    return leg.pending > 0 &&
-           sched::finish_after(leg.sequence, -1, context) == wire::Finish::kLength;
+    return leg.pending > 0 && leg.size() + 1 >= leg.ends_at;
 }
 
 /// A row for each sequence that decodes. False where blocks ran out and a step under way still holds those of the
@@ -178,7 +176,7 @@ void ReplicaCore::Impl::add_item(StepPlan& plan, Leg& leg, uint32_t rows) {
         free_states.pop_back();
     }
     StepItem& item = plan.items.emplace_back();
-    item.ref = leg.sequence.ref;
+    item.ref = leg.ref;
     item.handle = leg.handle;
     item.state = leg.state;
     item.first_token = static_cast<uint32_t>(plan.tokens.size());

@@ -72,6 +72,7 @@ struct Sampled {
     uint32_t item = 0;
     wire::Token token;
     std::vector<uint64_t> block_checksums;  ///< verify mode, P: of each block of the item's sequence; else empty
+    std::string_view failed{};  ///< why there is no token: the sequence ends with this as the reason; "": there is one
 };
 
 // ---- actions -----------------------------------------------------------------------------------------------------
@@ -167,6 +168,8 @@ class ReplicaCore {
 
     /// What to do, in order. Call after every input and after plan_step.
     [[nodiscard]] std::vector<Action> take_actions();
+    /// The same into `actions`, whose memory is used again.
+    void take_actions(std::vector<Action>& actions);
     /// A batch that was taken as an action and sent; its memory is used again.
     void recycle(wire::TokenBatch batch);
     [[nodiscard]] wire::ReplicaStats stats() const;
