@@ -8,8 +8,8 @@ namespace {
 /// Queues plans on a device, which samples by itself and stores the progress that peers watch.
 class DeviceExecutor final : public Executor {
   public:
-    DeviceExecutor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool, grammar::Constraints* constraints)
-        : backend_(std::move(backend)), pool_(pool), constraints_(constraints) {}
+    DeviceExecutor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool)
+        : backend_(std::move(backend)), pool_(pool) {}
 
     const backend::ModelShape& shape() const override { return backend_->shape(); }
     uint32_t depth() const override { return backend::DeviceBackend::kDepth; }
@@ -50,16 +50,14 @@ class DeviceExecutor final : public Executor {
   private:
     std::unique_ptr<backend::DeviceBackend> backend_;
     xavier::SharedPool& pool_;
-    grammar::Constraints* constraints_;
     std::vector<backend::Slice> slices_;
     std::vector<wire::Token> tokens_;
 };
 
 }  // namespace
 
-std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool,
-                                               grammar::Constraints* constraints) {
-    return std::make_unique<DeviceExecutor>(std::move(backend), pool, constraints);
+std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend, xavier::SharedPool& pool) {
+    return std::make_unique<DeviceExecutor>(std::move(backend), pool);
 }
 
 }  // namespace baton::engine
