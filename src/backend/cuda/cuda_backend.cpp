@@ -52,6 +52,8 @@ tl::unexpected<Error> CudaBackend::fault(Error error) {
 Expected<void> CudaBackend::submit(const Batch& batch) {
     if (fault_) return fail(*fault_);
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
+    BATON_TRY_ASSIGN(const bool followed, submit_followed(batch));
+    if (followed) return {};
     Lap lap;
     BATON_TRY(input_.check(batch));
     BATON_TRY(enter());
@@ -70,6 +72,24 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
     return {};
 }
 
+/// Submits a batch that is the last one with each sequence one token further. False, and nothing was done, where it is not.
+Expected<bool> CudaBackend::submit_followed(const Batch& batch) {
+    Lap lap;
+    if (!kFollows || !input_.follows(batch) || !sampler_->follow(next_step_)) return false;
+    BATON_TRY(enter());
+    lap(times_.check);
+    BATON_TRY(capture_wanted());
+    Lap filling;
+    const Arrangement& step = input_.follow(next_step_, batch);
+    filling(times_.fill);
+    if (auto queued = run(step); !queued) return fault(std::move(queued).error());
+    flights_.push_back({next_step_, last_logits_});
+    ++next_step_;
+    ++times_.steps;
+    ++times_.followed;
+    return true;
+}
+
 Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step) {
     Lap lap;
     requests_.clear();
@@ -85,7 +105,7 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
     return {};
 }
 
-Expected<void> CudaBackend::run(const Arrangement& step) {
+StepShape CudaBackend::shape_of(const Arrangement& step) const {
     StepShape shape = step.shape;
     if (shape.decode_only()) {
         shape.splits = splits(shape.decode, step.kv_max);
@@ -93,11 +113,21 @@ Expected<void> CudaBackend::run(const Arrangement& step) {
     } else {
         shape.splits = multiprocessors_;  // evenly, however few of the sequences are there
     }
+    shape.whole = !shape.one_each() || shape.rows > kRowsSampledOnce || sampler_->whole(next_step_);
+    return shape;
+}
+
+Expected<void> CudaBackend::run(const Arrangement& step) {
     Lap lap;
-    const auto found = graphs_.find(shape);
-    if (found != graphs_.end()) {
-        found->second.used = next_step_;
-        BATON_CUDA_TRY(cudaGraphLaunch(found->second.exec.get(), stream_.get()), "a step's graph");
+    const StepShape shape = shape_of(step);
+    if (last_graph_ == nullptr || shape != last_shape_) {
+        const auto found = graphs_.find(shape);
+        last_graph_ = found == graphs_.end() ? nullptr : &found->second;
+        last_shape_ = shape;
+    }
+    if (last_graph_ != nullptr) {
+        last_graph_->used = next_step_;
+        BATON_CUDA_TRY(cudaGraphLaunch(last_graph_->exec.get(), stream_.get()), "a step's graph");
         lap(times_.launch);
         return {};
     }
@@ -121,6 +151,7 @@ Expected<void> CudaBackend::capture_wanted() {
 }
 
 Expected<void> CudaBackend::keep_graph(const StepShape& shape) {
+    last_graph_ = nullptr;
     if (graphs_.size() >= kGraphsMax) {
         auto oldest = graphs_.end();
         for (auto it = graphs_.begin(); it != graphs_.end(); ++it)
@@ -171,7 +202,6 @@ bool CudaBackend::failed() const {
 }
 
 Expected<void> CudaBackend::collect(std::vector<wire::Token>& tokens) {
-    tokens.clear();
     if (fault_) return fail(*fault_);
     if (flights_.empty()) return fail(ErrorCode::kInvalidArgument, "no step was submitted");
     const Flight flight = flights_.front();
@@ -188,12 +218,15 @@ Expected<void> CudaBackend::collect(std::vector<wire::Token>& tokens) {
     flights_.pop_front();
     Lap lap;
     if (flight.logits > 0) sampler_->take(flight.step, tokens);
+    else tokens.clear();
     lap(times_.take);
     return {};
 }
 
-/// Whatever thread calls: the current device is a thread's own.
+/// Whatever thread calls: the current device is a thread's own. To set it takes a microsecond, to ask for it next to nothing.
 Expected<void> CudaBackend::enter() const {
+    int now = -1;
+    if (cudaGetDevice(&now) == cudaSuccess && now == static_cast<int>(options_.device)) return {};
     BATON_CUDA_TRY(cudaSetDevice(static_cast<int>(options_.device)), "the GPU of this backend");
     return {};
 }

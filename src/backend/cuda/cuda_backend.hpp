@@ -22,6 +22,7 @@ namespace baton::backend::cuda {
 /// The host's time for steps so far, in nanoseconds, by what it was spent on.
 struct HostTimes {
     uint64_t steps = 0;
+    uint64_t followed = 0;  ///< steps of the one before with each sequence a token further
     uint64_t check = 0;     ///< of the batch
     uint64_t fill = 0;      ///< input in page-locked memory
     uint64_t settings = 0;  ///< of sampling
@@ -99,6 +100,10 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] uint32_t splits(uint32_t decode, uint32_t kv_max) const;
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
+    Expected<bool> submit_followed(const Batch& batch);
+    static constexpr bool kFollows = false;           ///< steps may follow the one before
+    static constexpr uint32_t kRowsSampledOnce = 0;   ///< up to so many there are graphs without the sampler's later kernels, which cost 4 µs
+    [[nodiscard]] StepShape shape_of(const Arrangement& step) const;
     Expected<void> run(const Arrangement& step);
     Expected<GraphExec> capture(const PassSetup& setup, const StepShape& shape);
     Expected<void> keep_graph(const StepShape& shape);
@@ -132,6 +137,8 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
     std::map<StepShape, Graph> graphs_;
+    StepShape last_shape_;          ///< of the step launched last
+    Graph* last_graph_ = nullptr;   ///< its graph, or null
     std::optional<StepShape> wanted_;  ///< ran by itself and has no graph yet
     std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, and kAhead
     std::vector<SharedWords> words_;

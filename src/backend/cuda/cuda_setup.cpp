@@ -257,6 +257,7 @@ Expected<void> CudaBackend::make_pool() {
     begin.vocab = m.vocab;
     begin.hidden = m.hidden;
     begin.last = sampler_->last();
+    begin.block_tokens = options_.block_tokens;
     begin.out = setup_.hidden;
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "the KV pool");  // memory was set on the default stream
     return {};
@@ -284,8 +285,12 @@ Expected<void> CudaBackend::warm_up() {
             if (shape.decode > 0) set_overlap(shape);
             if (graphs_.contains(shape)) continue;
             BATON_TRY(run_padding(shape, 0));
-            BATON_TRY(keep_graph(shape));
-            graphs_.at(shape).kept = true;
+            for (const bool whole : {true, false}) {
+                if (!whole && bucket > kRowsSampledOnce) continue;
+                shape.whole = whole;
+                BATON_TRY(keep_graph(shape));
+                graphs_.at(shape).kept = true;
+            }
         }
     }
     BATON_CUDA_TRY(cudaMemsetAsync(counter_.data(), 0, counter_.size(), stream_.get()), "the number of a step");

@@ -16,26 +16,45 @@ constexpr uint32_t kWarps = kThreads / 32;
 /// Host memory that changes from step to step: never from a cache.
 __device__ __forceinline__ uint4 from_host(const uint4* at) { return __ldcv(at); }
 
+/// StepHeader::follows; not asked for where it must be 0.
+__device__ __forceinline__ uint32_t follows_of(const StepBegin& b, const std::byte* from) {
+    return b.may_follow ? __ldcv(&reinterpret_cast<const StepHeader*>(from)->follows) : 0;
+}
+
 /// Rows of the embedding, a warp each.
-__device__ void look_up(const StepBegin& b, const int32_t* arrays, uint32_t block) {
+__device__ void look_up(const StepBegin& b, const std::byte* from, uint32_t block) {
     __shared__ int32_t ids[kWarps];
     const uint32_t first = block * kWarps;
     if (threadIdx.x < kWarps && first + threadIdx.x < b.rows) {
-        const uint32_t row = first + threadIdx.x;
-        const int32_t id = __ldcv(arrays + b.tokens_at + row), state = __ldcv(arrays + b.states_at + row);
-        ids[threadIdx.x] = min(max(id < 0 ? b.last[state] : id, 0), static_cast<int>(b.vocab) - 1);
+        const uint32_t row = first + threadIdx.x, follows = follows_of(b, from);
+        int32_t id = 0;
+        if (follows > 0) {
+            if (row < follows) id = b.last[b.arrays[b.states_at + row]];
+        } else {
+            const auto* arrays = reinterpret_cast<const int32_t*>(from + sizeof(StepHeader));
+            const int32_t state = __ldcv(arrays + b.states_at + row);
+            id = __ldcv(arrays + b.tokens_at + row);
+            if (id < 0) id = b.last[state];
+        }
+        ids[threadIdx.x] = min(max(id, 0), static_cast<int>(b.vocab) - 1);
     }
     __syncthreads();
     const uint32_t row = first + threadIdx.x / 32, words = b.hidden / 8;
     if (row >= b.rows) return;
-    const uint4* from = static_cast<const uint4*>(b.embedding) + static_cast<size_t>(ids[threadIdx.x / 32]) * words;
+    const uint4* found = static_cast<const uint4*>(b.embedding) + static_cast<size_t>(ids[threadIdx.x / 32]) * words;
     uint4* to = static_cast<uint4*>(b.out) + static_cast<size_t>(row) * words;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x % 32; i < words; i += 32) to[i] = __ldg(from + i);
+    for (uint32_t i = threadIdx.x % 32; i < words; i += 32) to[i] = __ldg(found + i);
 }
 
 /// Arrays and settings, spread over `blocks` blocks; how many there are is known ahead.
 __device__ void copy_input(const StepBegin& b, const std::byte* from, const std::byte* settings, uint32_t block, uint32_t blocks) {
+    if (b.may_follow) {
+        __shared__ uint32_t follows;
+        if (threadIdx.x == 0) follows = follows_of(b, from);
+        __syncthreads();
+        if (follows > 0) return;
+    }
     const uint4* arrays = reinterpret_cast<const uint4*>(from + sizeof(StepHeader));
     const uint32_t values = b.values / 4, rows = (b.settings.head + b.samples * b.settings.row) / 16;
     for (uint32_t i = block * kThreads + threadIdx.x; i < values + rows; i += blocks * kThreads) {
@@ -44,14 +63,32 @@ __device__ void copy_input(const StepBegin& b, const std::byte* from, const std:
     }
 }
 
+/// Takes each row of the step before a token further. One block.
+__device__ void advance(const StepBegin& b, uint32_t rows, uint32_t step) {
+    for (uint32_t row = threadIdx.x; row < rows; row += kThreads) {
+        const auto position = static_cast<uint32_t>(b.arrays[b.positions_at + row]) + 1;
+        b.arrays[b.positions_at + row] = static_cast<int32_t>(position);
+        b.arrays[b.lengths_at + row] = static_cast<int32_t>(position + 1);
+        int32_t& slot = b.arrays[b.slots_at + row];
+        if (position % b.block_tokens != 0) ++slot;
+        else slot = b.blocks[static_cast<size_t>(row) * b.stride + position / b.block_tokens] * static_cast<int32_t>(b.block_tokens);
+        ++*reinterpret_cast<uint64_t*>(b.settings.to + b.settings.head + row * b.settings.row + b.settings.position);
+    }
+    if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(b.settings.to + b.settings.step) = step;
+}
+
 /// What there may be any number of: the first ones are on their way before it is known how many there are. One block, whose
 /// first threads ask for the counts: host memory gives few bytes at a time.
-__device__ void copy_changes(const StepBegin& b, const std::byte* from, const std::byte* settings) {
-    __shared__ uint32_t counts[2];
+__device__ void copy_changes(const StepBegin& b, const std::byte* from, const std::byte* settings, uint32_t step) {
+    __shared__ uint32_t counts[3];
     const auto* pairs = reinterpret_cast<const int2*>(from + b.patches_at);
     const bool early = threadIdx.x < StepBegin::kPatchesRead;
     const int2 mine = early ? __ldcv(pairs + threadIdx.x) : int2{};
-    if (threadIdx.x == 0) counts[0] = __ldcv(reinterpret_cast<const uint32_t*>(from));
+    if (threadIdx.x == 0) {
+        const uint2 header = __ldcv(reinterpret_cast<const uint2*>(from));
+        counts[0] = header.x;
+        counts[2] = header.y;
+    }
     if (threadIdx.x == 32) counts[1] = __ldcv(reinterpret_cast<const uint32_t*>(settings + b.settings.edits_count));
     __syncthreads();
     const uint32_t patches = counts[0], edits = counts[1] * b.settings.edit / 8;
@@ -60,6 +97,10 @@ __device__ void copy_changes(const StepBegin& b, const std::byte* from, const st
         const int2 patch = __ldcv(pairs + i);
         b.table[patch.x] = patch.y;
     }
+    if (counts[2] > 0) {
+        __syncthreads();  // blocks that rows go on to are in the table
+        return advance(b, counts[2], step);
+    }
     for (uint32_t i = threadIdx.x; i < edits; i += kThreads)
         reinterpret_cast<uint2*>(b.settings.to + b.settings.edits_at)[i] =
             __ldcv(reinterpret_cast<const uint2*>(settings + b.settings.edits_at) + i);
@@ -67,13 +108,13 @@ __device__ void copy_changes(const StepBegin& b, const std::byte* from, const st
 
 /// Grid: blocks for the embedding, `copies` that copy, and one for changes.
 __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ StepBegin b, uint32_t copies) {
-    const uint32_t parity = *b.step & 1;
+    const uint32_t step = *b.step, parity = step & 1;
     const std::byte* from = b.from[parity];
     const uint32_t lookups = (b.rows + kWarps - 1) / kWarps;
-    if (blockIdx.x < lookups) return look_up(b, reinterpret_cast<const int32_t*>(from + sizeof(StepHeader)), blockIdx.x);
+    if (blockIdx.x < lookups) return look_up(b, from, blockIdx.x);
     const uint32_t block = blockIdx.x - lookups;
     if (block < copies) return copy_input(b, from, b.settings.from[parity], block, copies);
-    copy_changes(b, from, b.settings.from[parity]);
+    copy_changes(b, from, b.settings.from[parity], step);
 }
 
 __global__ void rope_kernel(const float* __restrict__ inv_freq, uint32_t half, float scale, size_t n, float2* __restrict__ out) {

@@ -28,6 +28,11 @@ class Pass {
         begin.rows = shape_.rows;
         begin.tokens_at = at_.tokens;
         begin.states_at = at_.states;
+        begin.may_follow = shape_.one_each();
+        begin.positions_at = at_.positions;
+        begin.slots_at = at_.slots;
+        begin.lengths_at = at_.kv_len;
+        begin.blocks = shape_.prefill > 0 ? s_.prefill_table : s_.decode_table;
         BATON_LAUNCH(begin_step(launch_.stream, begin));
         for (uint32_t layer = 0; layer < s_.model.layers; ++layer) {
             BATON_LAUNCH(run_layer(layer));
@@ -130,7 +135,8 @@ class Pass {
         if (s_.kept != nullptr)
             BATON_LAUNCH(cudaMemcpyAsync(s_.kept, s_.logits, size_t{shape_.logits} * s_.model.vocab * sizeof(float),
                                          cudaMemcpyDeviceToDevice, launch_.stream));
-        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, s_.logits, shape_.logits, s_.counter);
+        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, s_.logits, shape_.logits, s_.counter,
+                               shape_.whole);
     }
 
     const PassSetup& s_;

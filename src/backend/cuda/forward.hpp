@@ -25,12 +25,15 @@ struct StepShape {
     uint32_t logits = 0;            ///< rows whose logits are wanted
     bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
     uint32_t splits = 1;            ///< of decode attention
+    bool whole = true;              ///< any settings of sampling (Sampler::run)
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     /// Row i is that of decode sequence i.
     [[nodiscard]] bool decode_only() const { return prefill == 0 && decode == rows; }
+    /// One row a sequence, all of them sampled in their order.
+    [[nodiscard]] bool one_each() const { return !gather && logits == rows; }
     friend auto operator<=>(const StepShape&, const StepShape&) = default;
 };
 

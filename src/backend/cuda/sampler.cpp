@@ -43,6 +43,7 @@ struct Held {
     uint32_t user = 0;
     uint32_t position = 0;
     bool plain = false;  ///< nothing in it depends on what was emitted
+    bool whole = false;  ///< as Step::whole
 };
 
 /// The page-locked memory of a step.
@@ -50,6 +51,9 @@ struct Step {
     PinnedBuffer upload, counts;
     std::vector<Held> held;       ///< of each row of `upload`
     std::vector<int32_t> wanted;  ///< of each row described: top_logprobs
+    uint32_t number = UINT32_MAX;  ///< of the step described last
+    bool plain = false;            ///< all its rows are (Held::plain)
+    bool whole = false;            ///< some row is neither greedy nor a draw from all
 };
 
 class DeviceSampler final : public Sampler {
@@ -66,10 +70,12 @@ class DeviceSampler final : public Sampler {
     Expected<void> allot();
     Expected<void> describe(cudaStream_t stream, uint32_t step,
                             std::span<const SampleRequest> rows) override;
+    bool follow(uint32_t step) override;
     [[nodiscard]] SampleUpload upload() const override;
     Expected<void> prepare(cudaStream_t stream, uint32_t step,
                            std::span<const SampleRequest> rows) override;
-    cudaError_t run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter) override;
+    cudaError_t run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter, bool whole) override;
+    [[nodiscard]] bool whole(uint32_t step) const override { return steps_[step % kBuffers].whole; }
     [[nodiscard]] bool ready(uint32_t step) const override;
     void take(uint32_t step, std::vector<wire::Token>& tokens) override;
     [[nodiscard]] const int32_t* last() const override { return last_.as<int32_t>(); }
@@ -195,6 +201,8 @@ SampleUpload DeviceSampler::upload() const {
     u.edits_at = edits_at_;
     u.edits_count = offsetof(sampling::Header, edits);
     u.edit = sizeof(Edit);
+    u.step = offsetof(sampling::Header, step);
+    u.position = offsetof(Row, position);
     return u;
 }
 
@@ -313,7 +321,8 @@ Expected<void> DeviceSampler::describe_anew(cudaStream_t stream, Step& step,
     else counted.valid = false;
     step.wanted.push_back(row.top);
     step.held[at] = {request.state, counted.user, request.position,
-                     request.position != 0 && row.edits == 0 && row.penalties == 0};
+                     request.position != 0 && row.edits == 0 && row.penalties == 0,
+                     row.mode == Mode::kBar || row.mode == Mode::kOrdered};
     return {};
 }
 
@@ -326,6 +335,9 @@ Expected<void> DeviceSampler::describe(cudaStream_t stream, uint32_t step_number
     auto* out = reinterpret_cast<Row*>(step.upload.data() + sampling::kRowsAt);
     uint32_t edits = 0, staged = 0;
     step.wanted.clear();
+    step.number = step_number;
+    step.plain = true;
+    step.whole = false;
     for (size_t i = 0; i < rows.size(); ++i) {
         const SampleRequest& request = rows[i];
         Held& held = step.held[i];
@@ -335,14 +347,27 @@ Expected<void> DeviceSampler::describe(cudaStream_t stream, uint32_t step_number
             out[i].position += request.position - held.position;
             held.position = request.position;
             step.wanted.push_back(out[i].top);
-            continue;
+        } else {
+            held.plain = false;
+            BATON_TRY(describe_anew(stream, step, request, i, edits, staged));
+            step.plain = step.plain && held.plain;
         }
-        held.plain = false;
-        BATON_TRY(describe_anew(stream, step, request, i, edits, staged));
+        step.whole = step.whole || held.whole;
     }
     *reinterpret_cast<sampling::Header*>(step.upload.data()) = {static_cast<uint32_t>(rows.size()),
                                                                 step_number, edits, 0};
     return {};
+}
+
+bool DeviceSampler::follow(uint32_t step_number) {
+    const Step& before = steps_[(step_number - 1) % kBuffers];
+    if (before.number != step_number - 1 || !before.plain) return false;
+    Step& step = steps_[step_number % kBuffers];
+    step.wanted = before.wanted;
+    step.number = step_number;
+    step.plain = true;
+    step.whole = before.whole;
+    return true;
 }
 
 Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t step_number,
@@ -356,12 +381,13 @@ Expected<void> DeviceSampler::prepare(cudaStream_t stream, uint32_t step_number,
     return {};
 }
 
-cudaError_t DeviceSampler::run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter) {
+cudaError_t DeviceSampler::run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter,
+                               bool whole) {
     if (rows > rows_max_) return cudaErrorInvalidValue;
     sampling::Args args = args_;
     args.logits = logits;
     args.step = counter;
-    return sampling::launch_sample(launch, args, rows);
+    return sampling::launch_sample(launch, args, rows, whole);
 }
 
 bool DeviceSampler::ready(uint32_t step) const {
@@ -380,13 +406,13 @@ void DeviceSampler::take(uint32_t step_number, std::vector<wire::Token>& tokens)
     const Step& step = steps_[step_number % kBuffers];
     const sampling::Head* head = heads(step_number);
     const auto* tops = tops_.as<sampling::Top>() + size_t{step_number % kBuffers} * rows_max_;
-    tokens.clear();
+    tokens.resize(step.wanted.size());
     for (size_t i = 0; i < step.wanted.size(); ++i) {
-        wire::Token& token = tokens.emplace_back();
+        wire::Token& token = tokens[i];
         token.id = head[i].id;
-        if (step.wanted[i] < 0) continue;
-        token.logprob = head[i].logprob;
-        if (step.wanted[i] == 0) continue;
+        token.logprob = step.wanted[i] < 0 ? 0.0f : head[i].logprob;
+        if (!token.top.empty()) token.top.clear();
+        if (step.wanted[i] <= 0) continue;
         const uint32_t n = std::min(tops[i].count, kTopMax);
         for (uint32_t k = 0; k < n; ++k) token.top.emplace_back(tops[i].id[k], tops[i].logprob[k]);
     }

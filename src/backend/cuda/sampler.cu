@@ -25,7 +25,7 @@ __global__ void end_kernel(const __grid_constant__ Args a) {
     __threadfence_system();
     const uint32_t step = step_of(a);
     a.ended[step & 1] = step;
-    if (a.step != nullptr) ++*a.step;
+    count_step(a);
 }
 
 /// CTAs a row so that all rows together have about `wanted`, when a CTA takes at least
@@ -37,14 +37,16 @@ uint32_t ctas_a_row(uint32_t wanted, uint32_t chunks, uint32_t chunks_each, uint
 
 }  // namespace
 
-cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows) {
-    if (rows == 0) return start(launch, end_kernel, dim3(1), 1, 0, 1, args);
+cudaError_t launch_sample(const Launch& launch, const Args& given, uint32_t rows, bool whole) {
+    if (rows == 0) return start(launch, end_kernel, dim3(1), 1, 0, 1, given);
+    Args args = given;
+    args.ends = !whole;
     const auto run = [&](void (*kernel)(Args), uint32_t ctas, uint32_t threads) {
         return start(launch, kernel, dim3(ctas, rows), threads, 0, 1, args);
     };
     cudaError_t status =
         run(scan_kernel, (args.chunks + kScanWarps - 1) / kScanWarps, kScanThreads);
-    if (status != cudaSuccess) return status;
+    if (status != cudaSuccess || !whole) return status;
     status = run(weigh_kernel, ctas_a_row(kWeighCtas, args.chunks, kScanWarps, rows), kWeighThreads);
     if (status != cudaSuccess) return status;
     return run(choose_kernel, ctas_a_row(kChooseCtas, args.chunks, kChooseThreads / 32, rows),

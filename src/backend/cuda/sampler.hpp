@@ -24,7 +24,8 @@ struct SampleRequest {
 
 /// What a step's settings are in page-locked memory, of steps of even and of odd number, and where they belong on the
 /// device: `head` bytes and `row` bytes for each row; then, at `edits_at` of both, as many bytes as the uint32_t at
-/// `edits_count` of `from` says times `edit`.
+/// `edits_count` of `from` says times `edit`. Of a step described by `follow` nothing is there: the uint32_t at `step` becomes its
+/// number, and the uint64_t at `position` of each row grows by one.
 struct SampleUpload {
     const std::byte* from[2] = {nullptr, nullptr};
     std::byte* to = nullptr;
@@ -33,6 +34,8 @@ struct SampleUpload {
     uint32_t edits_at = 0;
     uint32_t edits_count = 0;
     uint32_t edit = 0;
+    uint32_t step = 0;
+    uint32_t position = 0;
 };
 
 /// Samples on the device by the rules of sched::sample (same order: logit bias, penalties,
@@ -56,6 +59,9 @@ class Sampler {
     /// counts. Not captured. Errors: more rows, states or edited ids than there is room for; CUDA's.
     virtual Expected<void> describe(cudaStream_t stream, uint32_t step,
                                     std::span<const SampleRequest> rows) = 0;
+    /// Describes step `step` as the one before it, with the same rows, each a token further; writes no settings. False, and
+    /// nothing is described, where that takes more: some row has logit_bias, penalties or masks.
+    virtual bool follow(uint32_t step) = 0;
     /// What a kernel ahead of `run` must bring to the device.
     [[nodiscard]] virtual SampleUpload upload() const = 0;
     /// describe, and a copy that does what that kernel would. Not captured.
@@ -63,9 +69,12 @@ class Sampler {
                                    std::span<const SampleRequest> rows) = 0;
     /// logits [rows, vocab] f32 on the device → last[state] and the results. Reads everything else from device memory, so a
     /// captured graph serves any settings; rows beyond those described are skipped. Logits may be changed. With no rows it
-    /// only says that the step has ended. `counter`, on the device, is counted up by one; may be null.
-    virtual cudaError_t run(const Launch& launch, float* logits, uint32_t rows,
-                            uint32_t* counter) = 0;
+    /// only says that the step has ended. `counter`, on the device, is counted up by one; may be null. `whole`: any settings;
+    /// without, only those of steps of which `whole` says no, by one kernel in place of three.
+    virtual cudaError_t run(const Launch& launch, float* logits, uint32_t rows, uint32_t* counter,
+                            bool whole = true) = 0;
+    /// Whether some row of a step described last or last but one takes more than one look at its logits: top-k, top-p, min-p.
+    [[nodiscard]] virtual bool whole(uint32_t step) const = 0;
     /// Whether the results of a step described last or last but one are there: all of it has run but for its last kernel's end.
     /// Asks no driver: a device that failed is never ready.
     [[nodiscard]] virtual bool ready(uint32_t step) const = 0;

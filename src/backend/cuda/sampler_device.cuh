@@ -29,6 +29,11 @@ __device__ __forceinline__ const Edit* edits_of(const Args& a) {
 __device__ __forceinline__ uint32_t step_of(const Args& a) {
     return reinterpret_cast<const Header*>(a.upload)->step;
 }
+/// The step's last kernel says that it has ended. Read by nothing that is under way: the next step's first kernel begins when
+/// this one has ended. One thread.
+__device__ __forceinline__ void count_step(const Args& a) {
+    if (a.step != nullptr) ++*a.step;
+}
 /// Where a row's result goes.
 __device__ __forceinline__ size_t result_of(const Args& a, uint32_t at) {
     return static_cast<size_t>(step_of(a) & 1) * a.rows_max + at;

@@ -138,10 +138,12 @@ struct Args {
     uint32_t chunks;
     uint32_t count_stride;
     uint32_t list_max;  ///< at most kList; lower in tests
+    bool ends;          ///< the first kernel is the step's last one
 };
 
-/// Enqueues the kernels that sample `rows` rows; without any, one that says that the step has ended.
-cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows);
+/// Enqueues the kernels that sample `rows` rows; without any, one that says that the step has ended. Not `whole`: the first
+/// kernel alone, which serves Mode::kGreedy and kDraw.
+cudaError_t launch_sample(const Launch& launch, const Args& args, uint32_t rows, bool whole);
 /// Enqueues the addition of *last to a row of counts.
 cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last,
                          uint32_t vocab);

@@ -385,6 +385,7 @@ __global__ void __launch_bounds__(kScanThreads, 4)
     dev::wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
     const uint32_t chunk = blockIdx.x * kScanWarps + (threadIdx.x >> 5);
+    if (a.ends && at == 0 && blockIdx.x == 0 && threadIdx.x == 0) count_step(a);
     float* logits = a.logits + static_cast<size_t>(at) * a.vocab;
     const Row& row = row_of(a, at);
     // Logits and settings are on their way at the same time, whatever the settings are.

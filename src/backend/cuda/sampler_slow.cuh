@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(kChooseThreads, 1) choose_kernel(const __grid_
     dev::launch_dependents();
     dev::wait_for_earlier();
     const uint32_t at = blockIdx.y, lane = threadIdx.x & 31;
-    // Read by nothing that is under way: the next step's first kernel begins when this one has ended.
-    if (at == 0 && blockIdx.x == 0 && threadIdx.x == 0 && a.step != nullptr) ++*a.step;
+    if (at == 0 && blockIdx.x == 0 && threadIdx.x == 0) count_step(a);
     RowState& state = a.states[at];
     const Todo todo = state.todo;
     if (todo != Todo::kSorting && todo != Todo::kDescent) return;

@@ -82,6 +82,7 @@ Expected<StepInput> StepInput::make(const StepLimits& limits) {
     input.prompt_buckets_ = up_to({1, 4, 16, 64}, limits.slices_max);
     input.logits_buckets_ = up_to({1, 8, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768}, limits.slices_max);
     input.first_row_.reserve(limits.slices_max);
+    input.rows_.reserve(limits.slices_max);
     input.arrangement_.order.reserve(limits.slices_max);
     input.owners_.resize(size_t{2} * limits.slices_max);
     input.users_.resize(limits.slices_max);
@@ -91,6 +92,7 @@ Expected<StepInput> StepInput::make(const StepLimits& limits) {
 }
 
 Expected<void> StepInput::check(const Batch& batch) {
+    rows_.clear();
     if (batch.slices.empty() || batch.slices.size() > limits_.slices_max)
         return invalid("a batch must have 1.." + std::to_string(limits_.slices_max) + " slices");
     uint64_t rows = 0;
@@ -202,8 +204,8 @@ int32_t* StepInput::arrays(uint32_t step) const { return reinterpret_cast<int32_
 
 int2* StepInput::patches(uint32_t step) const { return reinterpret_cast<int2*>(arrays(step) + array_values_); }
 
-void StepInput::finish(uint32_t step) {
-    reinterpret_cast<StepHeader*>(host_[step & 1].data())->patches = static_cast<uint32_t>(patch_ - patches(step));
+void StepInput::finish(uint32_t step, uint32_t follows) {
+    *reinterpret_cast<StepHeader*>(host_[step & 1].data()) = {static_cast<uint32_t>(patch_ - patches(step)), follows, {0, 0}};
 }
 
 void StepInput::describe(StepBegin& begin) const {
@@ -211,6 +213,7 @@ void StepInput::describe(StepBegin& begin) const {
     begin.patches_at = sizeof(StepHeader) + array_values_ * static_cast<uint32_t>(sizeof(int32_t));
     begin.arrays = device_.as<int32_t>();
     begin.table = table_.as<int32_t>();
+    begin.stride = stride_;
 }
 
 void StepInput::add_patch(size_t entry, int32_t block) {
@@ -283,7 +286,37 @@ void StepInput::fill(uint32_t step, const Batch& batch, const Arrangement& arran
     pad(shape, row, arrangement.decode, sequence - arrangement.decode, out);
     auto* progress = reinterpret_cast<ProgressWord*>(out + at.words);
     for (uint32_t i = 0; i < shape.words; ++i) progress[i] = i < words.size() ? words[i] : ProgressWord{nullptr, 0};
-    finish(step);
+    finish(step, 0);
+    rows_.clear();
+    if (!shape.one_each()) return;
+    for (const Slice& s : batch.slices) rows_.push_back({s.state, s.position});
+}
+
+bool StepInput::follows(const Batch& batch) {
+    if (rows_.empty() || batch.slices.size() != rows_.size() || batch.tokens.size() != rows_.size()) return false;
+    const uint32_t bt = limits_.block_tokens;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+        const Slice& s = batch.slices[i];
+        if (s.pending != 1 || s.tokens != 1 || s.state != rows_[i].state || s.position != rows_[i].position + 1 || !s.logits ||
+            s.progress != nullptr || s.position >= limits_.positions_max)
+            return false;
+        if (s.position % bt != 0) continue;
+        // A block that no other row has written to since all of them were checked.
+        const uint32_t at = s.position / bt;
+        if (at >= s.blocks.size() || s.blocks[at] >= limits_.blocks || written_[s.blocks[at]] == checked_) return false;
+        written_[s.blocks[at]] = checked_;
+    }
+    return true;
+}
+
+const Arrangement& StepInput::follow(uint32_t step, const Batch& batch) {
+    patch_ = patches(step);
+    const uint32_t table = arrangement_.shape.prefill > 0 ? limits_.slices_max : 0;
+    for (uint32_t i = 0; i < rows_.size(); ++i)
+        if (++rows_[i].position % limits_.block_tokens == 0) patch_table(table + i, batch.slices[i]);
+    ++arrangement_.kv_max;
+    finish(step, static_cast<uint32_t>(rows_.size()));
+    return arrangement_;
 }
 
 /// Fills the rest of a step: rows that are computed and written nowhere, and sequences without context. In a step of one row
@@ -321,8 +354,9 @@ void StepInput::fill_padding(const StepShape& shape, uint32_t context) {
             for (uint32_t i = 0; i < used; ++i)
                 add_patch(size_t{s} * stride_ + i, static_cast<int32_t>((size_t{s} * used + i) % limits_.blocks));
         }
-        finish(step);
+        finish(step, 0);
     }
+    rows_.clear();
 }
 
 }  // namespace baton::backend::cuda

@@ -44,7 +44,12 @@ class StepInput {
     /// Writes the input of step `step`, whose memory step - 2 must have left. `words` are those of the slices that have some,
     /// in order.
     void fill(uint32_t step, const Batch& batch, const Arrangement& arrangement, std::span<const ProgressWord> words);
-    /// The same for steps of padding alone, of even and odd number: rows that are computed and written nowhere. With `context`
+    /// Whether a batch is the one filled in last with each sequence one token further, which nobody knows yet but the device, and may
+    /// run: the others are looked at by `check`.
+    [[nodiscard]] bool follows(const Batch& batch);
+    /// Writes the input of step `step`, whose batch follows the one of the step before: what changes in the block tables.
+    const Arrangement& follow(uint32_t step, const Batch& batch);
+    /// As `fill` for steps of padding alone, of even and odd number: rows that are computed and written nowhere. With `context`
     /// the decode rows read as many positions of blocks spread over the pool, as sequences would.
     void fill_padding(const StepShape& shape, uint32_t context = 0);
 
@@ -68,7 +73,7 @@ class StepInput {
     void pad(const StepShape& shape, uint32_t rows, uint32_t decode, uint32_t prefill, int32_t* out) const;
     [[nodiscard]] int32_t* arrays(uint32_t step) const;
     [[nodiscard]] int2* patches(uint32_t step) const;
-    void finish(uint32_t step);
+    void finish(uint32_t step, uint32_t follows);
 
     StepLimits limits_;
     uint32_t stride_ = 0;       ///< blocks of the longest sequence
@@ -91,6 +96,12 @@ class StepInput {
         uint32_t user = 0;
         uint32_t blocks = 0;
     };
+    /// A row of the step filled in last, if the next one may follow that.
+    struct Row {
+        uint32_t state = 0;
+        uint32_t position = 0;
+    };
+    std::vector<Row> rows_;            ///< of one row a sequence, all sampled; else empty
     std::vector<Owner> owners_;        ///< of each row of the table
     std::vector<Owner> users_;         ///< of each state row: its user, and how many of its blocks were checked
     std::vector<uint64_t> written_;    ///< for each block: the step that last wrote it
