@@ -47,6 +47,12 @@ void add_servers(CLI::App& app, Options& o) {
         ->excludes("--prefill");
     serve->callback([&o] { o.command = [&o] { return run_serve(o.serve); }; });
 
+    CLI::App* doctor = app.add_subcommand("doctor", "check whether this host can serve, and say what to do");
+    add_settings(*doctor, o);
+    doctor->add_option("--model", o.serve.model_path, "look at this model too (file or folder)");
+    doctor->add_flag("--json", o.doctor_json, "print the findings as JSON");
+    doctor->callback([&o] { o.command = [&o] { return run_doctor(o.serve, o.doctor_json); }; });
+
     CLI::App* supervisor = app.add_subcommand("supervisor", "run the supervisor alone; workers join it");
     add_settings(*supervisor, o);
     supervisor->callback([&o] {

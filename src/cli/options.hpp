@@ -28,6 +28,7 @@ struct Options {
     BenchEngineOptions bench_engine;
     BenchHandoffOptions bench_handoff;
     Server server;
+    bool doctor_json = false;
     std::vector<std::string> rest;
     std::function<int()> command;
 };

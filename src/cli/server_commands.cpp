@@ -12,6 +12,7 @@
 #include "baton/supervisor/supervisor.hpp"
 #include "baton/worker/worker.hpp"
 #include "cli/commands.hpp"
+#include "cli/doctor_checks.hpp"
 
 namespace baton::cli {
 namespace {
@@ -103,6 +104,17 @@ int run_config(const ServeOptions& options, bool show) {
     }
     std::printf("%s\n", config::show_settings(*settings).c_str());
     return kDone;
+}
+
+int run_doctor(const ServeOptions& options, bool json) {
+    ServeOptions o = options;
+    o.model_path.clear();  // looked at, not launched
+    const auto settings = collect(o);
+    if (!settings) {
+        complain(settings.error().message);
+        return kUsage;
+    }
+    return report_doctor(*settings, options.model_path, json);
 }
 
 int run_config_docs() {

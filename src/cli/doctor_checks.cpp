@@ -1,0 +1,196 @@
+#include "cli/doctor_checks.hpp"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "baton/base/fd.hpp"
+#include "baton/model/model.hpp"
+
+namespace baton::cli {
+namespace {
+
+using State = Finding::State;
+
+constexpr double kGib = 1024.0 * 1024 * 1024;
+constexpr rlim_t kOpenFilesWanted = 65'536;  // limits::kConnectionsMax of clients, links, descriptors of KV pools
+constexpr uint64_t kSharedMemoryWanted = 1ull << 30;
+constexpr double kDiskWantedGib = 5;
+
+std::string gib(double bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f GiB", bytes / kGib);
+    return text;
+}
+
+/// The value behind `key` in a file of "key: value" lines; "" without it.
+std::string line_of(const char* path, const std::string& key) {
+    std::ifstream in(path);
+    for (std::string line; std::getline(in, line);) {
+        if (!line.starts_with(key)) continue;
+        const size_t colon = line.find(':');
+        if (colon == std::string::npos) continue;
+        const size_t begin = line.find_first_not_of(" \t", colon + 1);
+        return begin == std::string::npos ? "" : line.substr(begin);
+    }
+    return "";
+}
+
+/// Who may listen there; errno text where nobody may.
+std::string cannot_bind(const std::string& host, uint16_t port) {
+    addrinfo hints{};
+    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) return ::gai_strerror(error);
+    std::string why;
+    const UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // as the server does
+    if (::bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.get(), 1) != 0) why = std::strerror(errno);
+    ::freeaddrinfo(found);
+    return why;
+}
+
+std::set<std::string> own_addresses() {
+    std::set<std::string> all;
+    ifaddrs* list = nullptr;
+    if (::getifaddrs(&list) != 0) return all;
+    for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+        char text[INET6_ADDRSTRLEN] = "";
+        if (i->ifa_addr == nullptr) continue;
+        if (i->ifa_addr->sa_family == AF_INET) ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr, text, sizeof text);
+        else if (i->ifa_addr->sa_family == AF_INET6) ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr, text, sizeof text);
+        if (*text != '\0') all.insert(text);
+    }
+    ::freeifaddrs(list);
+    return all;
+}
+
+/// The nearest folder above `path` that exists.
+std::filesystem::path existing(std::filesystem::path path) {
+    std::error_code ignored;
+    while (!std::filesystem::exists(path, ignored) && path.has_parent_path() && path != path.parent_path()) path = path.parent_path();
+    return path;
+}
+
+Finding folder(const std::string& what, const std::string& path, const char* option) {
+    const auto at = existing(path);
+    if (::access(at.c_str(), W_OK | X_OK) != 0)
+        return {State::kBad, what, path + ": not writable here (" + at.string() + ": " + std::strerror(errno) + ")", std::string("make it writable, or choose another with ") + option};
+    struct statvfs disk{};
+    if (::statvfs(at.c_str(), &disk) != 0) return {State::kGood, what, path, ""};
+    const double free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+    const std::string found = path + ", " + gib(free) + " free";
+    if (free < kDiskWantedGib * kGib) return {State::kWarning, what, found, std::string("models may not fit: make room, or choose another with ") + option};
+    return {State::kGood, what, found, ""};
+}
+
+}  // namespace
+
+std::string_view to_string(Finding::State state) {
+    switch (state) {
+    case State::kGood: return "good";
+    case State::kNote: return "note";
+    case State::kWarning: return "warning";
+    case State::kBad: break;
+    }
+    return "bad";
+}
+
+std::vector<Finding> check_processor() {
+    std::string name = line_of("/proc/cpuinfo", "model name");
+    const std::string flags = " " + line_of("/proc/cpuinfo", "flags") + " ";
+    const auto has = [&](const char* flag) { return flags.find(std::string(" ") + flag + " ") != std::string::npos; };
+    const char* kernels = has("amx_int8") ? "AMX" : has("avx512_vnni") ? "AVX-512 VNNI" : has("avx512bw") ? "AVX-512" : has("avx2") ? "AVX2" : "portable code";
+    Finding f{State::kGood, "processor", (name.empty() ? "unknown" : name) + ", " + std::to_string(std::thread::hardware_concurrency()) + " threads, computes with " + kernels, ""};
+    if (!has("avx2")) f.state = State::kWarning, f.advice = "the CPU engine is slow without AVX2: use a GPU, or another processor";
+    return {f};
+}
+
+std::vector<Finding> check_memory() {
+    std::vector<Finding> out;
+    const auto kib = [](const char* key) { return std::strtod(line_of("/proc/meminfo", key).c_str(), nullptr) * 1024; };
+    const double total = kib("MemTotal"), available = kib("MemAvailable");
+    out.push_back({State::kGood, "memory", gib(available) + " of " + gib(total) + " available", ""});
+    if (available < 2 * kGib) out.back().state = State::kWarning, out.back().advice = "a model's weights, its KV cache and the snapshot store share this: end other programs, or bound --kv_cache_bytes and --snapshot-bytes";
+    const UniqueFd memory(static_cast<int>(::memfd_create("baton-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+    if (!memory || ::ftruncate(memory.get(), 1 << 20) != 0)
+        out.push_back({State::kBad, "shared memory files", std::string("memfd_create: ") + std::strerror(errno), "replicas share KV and weights by them: allow memfd_create in the container's or the unit's filter"});
+    struct statvfs shm{};
+    if (::statvfs("/dev/shm", &shm) == 0) {
+        const auto size = static_cast<uint64_t>(shm.f_blocks) * shm.f_frsize;
+        out.push_back({State::kGood, "/dev/shm", gib(static_cast<double>(size)), ""});
+        if (size < kSharedMemoryWanted) out.back().state = State::kWarning, out.back().advice = "NCCL uses it between GPUs: give the container --shm-size=1g or more";
+    }
+    return out;
+}
+
+std::vector<Finding> check_limits() {
+    rlimit files{}, locked{};
+    std::vector<Finding> out;
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    const auto words = [](rlim_t n) { return n == RLIM_INFINITY ? std::string("no bound") : std::to_string(n); };
+    out.push_back({State::kGood, "open files", words(files.rlim_max) + " at most", ""});
+    if (files.rlim_max < kOpenFilesWanted) out.back().state = State::kWarning, out.back().advice = "each client takes one: raise LimitNOFILE (systemd), ulimit -Hn or --ulimit nofile to " + std::to_string(kOpenFilesWanted);
+    ::getrlimit(RLIMIT_MEMLOCK, &locked);
+    out.push_back({State::kGood, "locked memory", locked.rlim_max == RLIM_INFINITY ? "no bound" : gib(static_cast<double>(locked.rlim_max)) + " at most", ""});
+    std::ifstream pids("/sys/fs/cgroup/pids.max");
+    if (std::string most; std::getline(pids, most) && most != "max" && std::strtol(most.c_str(), nullptr, 10) < 512)
+        out.push_back({State::kWarning, "processes", most + " at most", "replicas are processes with several threads each: raise TasksMax (systemd) or --pids-limit"});
+    return out;
+}
+
+std::vector<Finding> check_folders(const config::SupervisorSettings& settings) {
+    std::vector<Finding> out{folder("state folder", settings.state_dir, "--state-dir"), folder("cache folder", settings.cache_dir, "--cache-dir")};
+    if (!settings.model_root.empty()) {
+        std::error_code ignored;
+        const bool there = std::filesystem::is_directory(settings.model_root, ignored) && ::access(settings.model_root.c_str(), R_OK | X_OK) == 0;
+        out.push_back({there ? State::kGood : State::kBad, "model folder", settings.model_root, there ? "" : "it is no folder that can be read: correct model_root"});
+    }
+    return out;
+}
+
+std::vector<Finding> check_addresses(const config::SupervisorSettings& settings) {
+    std::vector<Finding> out;
+    const std::string at = settings.host + ":" + std::to_string(settings.port);
+    const std::string why = cannot_bind(settings.host, settings.port);
+    out.push_back({why.empty() ? State::kGood : State::kBad, "HTTP port", why.empty() ? at + " is free" : at + ": " + why,
+                   why.empty() ? "" : "is baton running already (`baton status`)? Else choose another with --port or --host"});
+    const bool local = settings.host == "127.0.0.1" || settings.host == "localhost" || settings.host == "::1";
+    if (!local && settings.api_keys.empty() && settings.inference_api_keys.empty() && settings.auth_file.empty())
+        out.push_back({State::kWarning, "keys", "none, and " + settings.host + " is open to the network", "set api_keys or auth_file (docs/API.md)"});
+    if (!settings.advertise_address.empty() && !own_addresses().contains(settings.advertise_address))
+        out.push_back({State::kWarning, "advertised address", settings.advertise_address + " is not an address of this host", "other hosts must reach it: correct it unless something forwards it here"});
+    if (settings.link_address.empty()) {
+        out.push_back({State::kNote, "other hosts", "not served: no link_address", ""});
+    } else {
+        const size_t colon = settings.link_address.rfind(':');
+        const std::string bad = cannot_bind(settings.link_address.substr(0, colon), static_cast<uint16_t>(std::strtoul(settings.link_address.c_str() + colon + 1, nullptr, 10)));
+        out.push_back({bad.empty() ? State::kGood : State::kBad, "link port", settings.link_address + (bad.empty() ? " is free" : ": " + bad), bad.empty() ? "" : "choose another link_address"});
+    }
+    return out;
+}
+
+std::vector<Finding> check_model(const std::string& path) {
+    if (path.empty()) return {};
+    const auto model = model::inspect_model(path);
+    if (!model) return {{State::kBad, "model", path + ": " + model.error().message, "docs/MODELS.md says which models run"}};
+    return {{State::kGood, "model", path + ": " + model->family + ", " + model->quantization + ", context " + std::to_string(model->context_length), ""}};
+}
+
+}  // namespace baton::cli
