@@ -314,9 +314,11 @@ int main(int argc, char** argv) {
     const auto wanted = [&](const char* part) { return parts.empty() || parts.find(part) != std::string::npos; };
     if (wanted("tuning")) tuning(kQwen06);
     if (wanted("tuning8")) tuning(kLlama8);
-    if (wanted("chains")) {
-        chains(kQwen06, 28, {8, 16, 32, 64}, detail);
-        chains(kLlama8, 2, {32, 64, 256}, detail);
+    if (wanted("chains ") || parts.empty()) chains(kQwen06, 28, {8, 16, 32, 64}, detail);
+    if (wanted("chains8")) chains(kLlama8, 2, {32, 64, 256}, detail);
+    if (wanted("rows")) {
+        table(kQwen06, {1, 8, 16, 17, 18, 24, 32, 64, 128, 256}, detail);
+        table(kLlama8, {1, 8, 16, 17, 18, 24, 32, 64, 128, 256}, detail);
     }
     if (wanted("table")) {
         const std::vector<uint32_t> rows = {1, 8, 16, 32, 64, 128, 256, 1024, 4096};

@@ -337,9 +337,9 @@ Choices some_choices() {
         choice.tile = {static_cast<uint8_t>(i % tile_shapes().size()), static_cast<uint8_t>(1u << i % 4), i % 5 == 0, i % 7 == 0};
         choice.direct = {static_cast<uint8_t>(i % direct_shapes().size()), static_cast<uint8_t>(1 + i % 8), 1};
         choice.ring = {static_cast<uint8_t>(i % ring_shapes().size()), static_cast<uint8_t>(1u << i % 4), static_cast<uint8_t>(1u << i % 3),
-                       static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0, i % 4 == 0};
+                       static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0};
         choice.held = static_cast<uint8_t>(i % held_shapes().size());
-        choice.slab = {static_cast<uint8_t>(i % slab_shapes().size()), static_cast<uint8_t>(1 + i % 12), static_cast<uint8_t>(1u << i % 3)};
+        choice.slab = {static_cast<uint8_t>(i % slab_shapes().size()), static_cast<uint8_t>(1 + i % 12), static_cast<uint8_t>(1u << i % 3), i % 2 == 0};
         choice.microseconds = static_cast<float>(i) * 1.5f;
         for (uint64_t& word : choice.algo) word = random();
         choices[{key, i % kBuckets}] = choice;

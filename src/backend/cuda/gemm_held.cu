@@ -4,8 +4,10 @@
 #include <array>
 
 #include "backend/cuda/attention_warpgroup.cuh"
+#include "backend/cuda/gemm_bring.cuh"
 #include "backend/cuda/gemm_device.cuh"
 #include "backend/cuda/linear_held.hpp"
+#include "backend/cuda/linear_shared.hpp"
 
 namespace baton::backend::cuda {
 
@@ -24,12 +26,6 @@ struct Args : gemm::Operands {
 };
 
 #if __CUDA_ARCH__ >= 900
-/// Brings bytes, a multiple of 16, to shared memory and counts them at the barrier.
-__device__ __forceinline__ void bring(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-}
 #endif
 
 /// R rows a warp (with SwiGLU half gate, half up) of up to C chunks each.
@@ -53,9 +49,9 @@ __global__ void __launch_bounds__(kWarps * 32, (R * C <= 16 ? 3 : 2)) held_kerne
         dev::barrier_expect(barrier, rows * row_bytes * (gated ? 2 : 1));
         if (rows != 0) {
             const unsigned char* w = static_cast<const unsigned char*>(a.w) + static_cast<size_t>(column0) * row_bytes;
-            bring(dev::shared_address(held), w, rows * row_bytes, barrier);
+            gemm::bring(dev::shared_address(held), w, rows * row_bytes, barrier);
             if (gated)
-                bring(dev::shared_address(held) + per_warp * row_bytes, w + static_cast<size_t>(a.columns) * row_bytes, rows * row_bytes, barrier);
+                gemm::bring(dev::shared_address(held) + per_warp * row_bytes, w + static_cast<size_t>(a.columns) * row_bytes, rows * row_bytes, barrier);
         }
     }
     __syncwarp();
@@ -159,24 +155,9 @@ uint32_t shared_bytes(const Matrix& matrix, const HeldShape& shape) { return kHe
 std::span<const HeldShape> held_shapes() { return kShapes; }
 
 cudaError_t held_prepare(Elem elem, uint32_t& shared_most) {
-    shared_most = 0;
-    int device = 0;
-    int major = 0;
-    int shared = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess || major != 9) return error;
-    // A build without sm_90 code runs on such a device from older PTX, in which these kernels are empty.
-    cudaFuncAttributes attributes = {};
-    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_of(elem, 0)));
-    if (error != cudaSuccess || attributes.binaryVersion != 90 || attributes.ptxVersion < 90) return error;
-    for (uint8_t v = 0; v < kShapes.size(); ++v) {
-        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(elem, v)), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        if (error != cudaSuccess) return error;
-    }
-    shared_most = static_cast<uint32_t>(shared);
-    return cudaSuccess;
+    std::array<const void*, kShapes.size()> all = {};
+    for (uint8_t v = 0; v < all.size(); ++v) all[v] = reinterpret_cast<const void*>(kernel_of(elem, v));
+    return allow_shared_of_sm90(all, shared_most);
 }
 
 bool held_takes(const Product& product, uint8_t variant, uint32_t shared_most) {

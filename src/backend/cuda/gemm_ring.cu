@@ -3,6 +3,7 @@
 
 #include "backend/cuda/gemm_ring_table.cuh"
 #include "backend/cuda/linear_ring.hpp"
+#include "backend/cuda/linear_shared.hpp"
 #include "backend/cuda/tensor_map.hpp"
 
 namespace baton::backend::cuda {
@@ -12,7 +13,7 @@ namespace {
 using gemm::kRingDepth;
 using gemm::RingEntry;
 
-constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}}};
+constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}, {64, 224}}};
 constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
 
 /// Describes rows [rows, k] to the copy engine, in boxes of 64 elements of `box_rows` rows; what lies outside reads as zero.
@@ -34,7 +35,7 @@ bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 
 
 uint32_t shared_bytes(const RingEntry& entry, RingConfig config, uint32_t k) {
     const uint32_t rings = config.w_stages * entry.stage_w + config.x_stages * entry.stage_x;
-    const uint32_t factors = config.norm_rows ? ceil_div(ceil_div(k, kRingDepth), config.splits) * kRingDepth * 2 : 0;
+    const uint32_t factors = config.norm_fused ? ceil_div(ceil_div(k, kRingDepth), config.splits) * kRingDepth * 2 + 256 : 0;
     return entry.header + rings + (config.splits > 1 ? entry.sum_bytes : 0) + factors;
 }
 
@@ -44,25 +45,19 @@ std::span<const RingTile> ring_shapes() { return kShapes; }
 
 cudaError_t ring_prepare(Elem elem, RingLimits& limits) {
     limits = {};
-    int device = 0;
-    int major = 0;
-    int shared = 0;
-    int multiprocessors = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess || major != 9 || tensor_map_encoder() == nullptr) return error;
     const auto table = elem == Elem::kBF16 ? gemm::ring_table_bf16() : gemm::ring_table_f16();
-    // A build without sm_90a runs on such a device from older PTX, in which these kernels are empty.
-    cudaFuncAttributes attributes = {};
-    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(table[0].kernel));
-    if (error != cudaSuccess || attributes.binaryVersion != 90 || attributes.ptxVersion < 90) return error;
-    for (const RingEntry& entry : table) {
-        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        if (error != cudaSuccess) return error;
+    std::array<const void*, 2 * gemm::kRingShapes> all = {};
+    for (size_t i = 0; i < table.size(); ++i) {
+        all[2 * i] = reinterpret_cast<const void*>(table[i].kernel);
+        all[2 * i + 1] = reinterpret_cast<const void*>(table[i].norm_kernel);
     }
-    limits = {static_cast<uint32_t>(shared), static_cast<uint32_t>(multiprocessors)};
+    uint32_t shared = 0;
+    if (const cudaError_t error = allow_shared_of_sm90(all, shared); error != cudaSuccess || shared == 0 || tensor_map_encoder() == nullptr) return error;
+    int device = 0;
+    int multiprocessors = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+    if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess) return error;
+    limits = {shared, static_cast<uint32_t>(multiprocessors)};
     return cudaSuccess;
 }
 
@@ -77,9 +72,7 @@ bool ring_takes(const Product& product, RingConfig config, const RingLimits& lim
     const uint32_t k_tiles = ceil_div(matrix.k, kRingDepth);
     if (config.splits > k_tiles) return false;
     if (config.w_stages < 2 || config.w_stages > gemm::kRingWMost || config.x_stages < 2 || config.x_stages > gemm::kRingXMost) return false;
-    if (config.norm_rows && !config.norm_fused) return false;
     if (config.norm_fused && matrix.norm == nullptr) return false;
-    if (config.norm_fused && !config.norm_rows && (tall || config.w_stages < ceil_div(k_tiles, config.splits))) return false;
     return shared_bytes(entry_of(product.elem, config.variant), config, matrix.k) <= limits.shared_bytes;
 }
 
@@ -100,21 +93,21 @@ cudaError_t ring(const Launch& launch, const Product& product, RingConfig config
     args.x_stages = config.x_stages;
     args.eps = matrix.eps;
     args.kind = matrix.out;
-    args.norm_rows = config.norm_rows;
     const uint32_t groups = tall ? ceil_div(args.m_tiles, config.share) : 1;
     args.units = tall ? groups * args.n_tiles : ceil_div(args.n_tiles, config.share);
     args.band = std::min(groups, std::max(1u, 16u / config.share));
     const uint32_t cluster = uint32_t{config.splits} * config.share;
     const uint32_t shared = shared_bytes(entry, config, matrix.k);
     const uint32_t resident = limits.multiprocessors * (shared <= kTwoBlocks ? 2 : 1) / cluster;
-    const uint32_t clusters = config.splits > 1 || (config.norm_fused && !config.norm_rows) ? args.units : std::min(args.units, std::max(1u, resident));
+    const uint32_t clusters = config.splits > 1 ? args.units : std::min(args.units, std::max(1u, resident));
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, clusters * cluster);
     CUtensorMap w_map;
     CUtensorMap x_map;
     if (!describe(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u) ||
         !describe(x_map, product.elem, product.x, product.m, matrix.k, tall ? 128u : 64u / config.share))
         return cudaErrorInvalidValue;
-    return start(launch, entry.kernel, clusters * cluster, entry.threads, shared, cluster, args, w_map, x_map);
+    const bool norm = args.norm != nullptr;
+    return start(launch, norm ? entry.norm_kernel : entry.kernel, clusters * cluster, norm ? entry.norm_threads : entry.threads, shared, cluster, args, w_map, x_map);
 }
 
 }  // namespace baton::backend::cuda

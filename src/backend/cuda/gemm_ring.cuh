@@ -8,6 +8,7 @@
 /// The product of Linear for 17 rows and more on sm_90a. out tile [64 · MW rows of x, N rows of w] by wgmma with x as the left
 /// operand, so that N may be what deals a matrix evenly over the multiprocessors. Two warps bring weights and x to shared memory
 /// through the copy engine, in two rings of stages of 64 elements of k each: the weights' never waits for the kernel ahead.
+/// With the norm fused four more warps scale each stage of x ahead of the products.
 ///
 /// A cluster does one of two things, or both: its blocks share an operand, each bringing a part of it to all (`share`: with
 /// MW = 1 neighbours along n share x, with MW = 2 neighbours along m share the weights), and they cut k into `splits` parts,
@@ -30,7 +31,6 @@ struct RingArgs : Operands {
     uint32_t x_stages;
     float eps;
     Out kind;
-    bool norm_rows;     // the norm's weight goes into the stages of x; else into those of the weights, ahead of the wait
     Ahead ahead;
 };
 
@@ -39,13 +39,15 @@ struct RingShape {
     static constexpr uint32_t kRows = 64 * MW;
     static constexpr uint32_t kConsumers = 128 * MW;
     static constexpr uint32_t kThreads = kConsumers + 64;
-    static constexpr uint32_t kHeader = MW * 1024;  // bytes ahead of the rings: barriers, and squares of the rows
+    /// With the norm fused as many more scale the rows of x, each stage of them while the products work on those before.
+    static constexpr uint32_t kNormThreads = kThreads + kConsumers;
+    static constexpr uint32_t kHeader = MW * 1024;  // bytes ahead of the rings: the barriers
     static constexpr uint32_t kStageW = N * 128;
     static constexpr uint32_t kStageX = kRows * 128;
     /// Of the sums' rows in shared memory: a warp's pairs of eight rows lie in different banks.
     static constexpr uint32_t kSumStride = (N + 31) / 32 * 32 + 8;
     static constexpr uint32_t kSumBytes = kRows * kSumStride * 4;
-    static_assert(N % 16 == 0);
+    static_assert(N % 16 == 0 && MW == 1);  // the header of MW == 1 has all barriers
 };
 
 /// Where a ring stands: its stage, and the parity of the turn it is in.
@@ -77,14 +79,10 @@ __device__ __forceinline__ void ring_prefetch(const CUtensorMap* map) { asm vola
 __device__ __forceinline__ void ring_arrive_at(uint32_t barrier_there) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
 }
-/// Stores numbers in a block of the cluster and counts their bytes at its barrier.
-__device__ __forceinline__ void ring_send(uint32_t to, float a, float b, uint32_t barrier_there) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b),
+/// Copies from this block's shared memory to another block's, whose barrier counts the bytes.
+__device__ __forceinline__ void ring_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier_there) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes),
                  "r"(barrier_there)
-                 : "memory");
-}
-__device__ __forceinline__ void ring_send(uint32_t to, float a, uint32_t barrier_there) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(a), "r"(barrier_there)
                  : "memory");
 }
 
@@ -118,8 +116,8 @@ struct RingPlace {
     uint32_t header;  // shared addresses
     uint32_t w_ring;
     uint32_t x_ring;
-    uint32_t sums;    // [splits, rows each part finishes, kSumStride] f32: what the parts of k send each other
-    uint32_t factors; // [tile1 - tile0, 64] T: the norm's weight where it goes into x
+    uint32_t sums;    // [splits, rows each part finishes, kSumStride] f32: what the parts of k send each other; behind a row's sums its square
+    uint32_t factors; // [tile1 - tile0, 64] T: the norm's weight; behind it [rows] f32: squares of the rows
     uint32_t mate;    // which of those that share
     uint32_t first;   // rank of the first of them
     uint32_t part;    // of k
@@ -147,16 +145,17 @@ struct RingPlace {
     [[nodiscard]] __device__ uint32_t w_empty(uint32_t stage) const { return header + 256 + stage * 8; }
     [[nodiscard]] __device__ uint32_t x_full(uint32_t stage) const { return header + 512 + stage * 8; }
     [[nodiscard]] __device__ uint32_t x_empty(uint32_t stage) const { return header + 640 + stage * 8; }
+    [[nodiscard]] __device__ uint32_t x_ready(uint32_t stage) const { return header + 768 + stage * 8; }  // scaled
+    [[nodiscard]] __device__ uint32_t squares() const { return factors + (tile1 - tile0) * kRingDepth * 2; }
     [[nodiscard]] __device__ uint32_t sums_full() const { return header + 248; }
-    [[nodiscard]] __device__ uint32_t squares() const { return header + 768; }  // [splits, rows] f32
     /// Rows of the tile that each part of k finishes, as a power of two.
     [[nodiscard]] __device__ uint32_t part_rows_log2() const { return (MW == 1 ? 6 : 7) - a.splits_log2; }
-    /// How many of this block's are within m.
-    [[nodiscard]] __device__ uint32_t part_rows() const {
+    /// How many of part `of`'s are within m.
+    [[nodiscard]] __device__ uint32_t part_rows(uint32_t of) const {
         uint32_t mt = 0;
         uint32_t nt = 0;
         tile_of(unit0, mt, nt);
-        const uint32_t row0 = mt * S::kRows + (part << part_rows_log2());
+        const uint32_t row0 = mt * S::kRows + (of << part_rows_log2());
         return row0 < a.m ? min(a.m - row0, 1u << part_rows_log2()) : 0;
     }
     [[nodiscard]] __device__ uint32_t share() const { return 1u << a.share_log2; }
@@ -305,29 +304,31 @@ __device__ __forceinline__ void ring_store(const RingArgs& a, float (&acc)[N / 2
     }
 }
 
-/// Sends a warp's sums to the blocks that finish their rows.
+/// Lays the sums of this block's part of k into its own shared memory, in the place of the rings, which are done with; the copy engine
+/// takes each part's rows to the block that finishes them. (Stores to another block's memory go at 8 bytes a cycle.)
 template <int MW, int N>
-__device__ __forceinline__ void ring_scatter(const RingPlace<MW, N>& place, float (&acc)[N / 2], uint32_t local, uint32_t rows, float square, bool normed) {
+__device__ __forceinline__ void ring_exchange(const RingPlace<MW, N>& place, unsigned char* shared, float (&acc)[N / 2], uint32_t local, float square, bool normed) {
     using S = RingShape<MW, N>;
     const uint32_t lane = threadIdx.x & 31;
-    const uint32_t log2 = place.part_rows_log2();
-    const uint32_t mask = (1u << log2) - 1;
+    float* own = reinterpret_cast<float*>(shared + S::kHeader);
+    dev::named_sync(1, S::kConsumers);  // all warps' products have read the rings
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t row = local + half * 8;
-        const uint32_t rank = ((row >> log2) << place.a.share_log2) + place.mate;
-        const uint32_t slot = (place.part << log2) + (row & mask);
-        const uint32_t to = dev::address_in(place.sums + (slot * S::kSumStride + (lane & 3) * 2) * 4, rank);
-        const uint32_t barrier = dev::address_in(place.sums_full(), rank);
-        if (row >= rows) continue;
+        float* row = own + (local + half * 8) * S::kSumStride + (lane & 3) * 2;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j)
-            ring_send(to + static_cast<uint32_t>(j) * 32, acc[j * 4 + static_cast<int>(half) * 2], acc[j * 4 + static_cast<int>(half) * 2 + 1], barrier);
+            *reinterpret_cast<float2*>(row + j * 8) = {acc[j * 4 + static_cast<int>(half) * 2], acc[j * 4 + static_cast<int>(half) * 2 + 1]};
     }
-    if (!normed || (lane & 1) != 0) return;
-    const uint32_t row = threadIdx.x >> 1;
-    const uint32_t rank = ((row >> log2) << place.a.share_log2) + place.mate;
-    if (row < rows) ring_send(dev::address_in(place.squares() + ((place.part << log2) + (row & mask)) * 4, rank), square, dev::address_in(place.sums_full(), rank));
+    if (normed && (lane & 1) == 0) own[(threadIdx.x >> 1) * S::kSumStride + N] = square;
+    dev::fence_for_products();
+    dev::named_sync(1, S::kConsumers);
+    const uint32_t to = threadIdx.x;  // the part whose rows this thread sends off
+    if (to >= 1u << place.a.splits_log2 || to == place.part) return;
+    const uint32_t bytes = place.part_rows(to) * S::kSumStride * 4;
+    const uint32_t rank = (to << place.a.share_log2) + place.mate;
+    if (bytes != 0)
+        ring_send(dev::address_in(place.sums + (place.part << place.part_rows_log2()) * S::kSumStride * 4, rank),
+                  place.w_ring + (to << place.part_rows_log2()) * S::kSumStride * 4, bytes, dev::address_in(place.sums_full(), rank));
 }
 
 /// Eight results of a row from the sums of all parts of k, added in order.
@@ -338,9 +339,9 @@ __device__ __forceinline__ void ring_gather(const RingPlace<MW, N>& place, const
     constexpr uint32_t kGroups = GATED ? N / 16 : N / 8;
     const uint32_t log2 = place.part_rows_log2();
     const uint32_t row0 = mt * S::kRows + (place.part << log2);
-    const uint32_t items = place.part_rows() * kGroups;
+    const uint32_t items = place.part_rows(place.part) * kGroups;
     const float* sums = reinterpret_cast<const float*>(shared + (place.sums - place.header));
-    const float* squares = reinterpret_cast<const float*>(shared + (place.squares() - place.header));
+    const float* own = reinterpret_cast<const float*>(shared + S::kHeader);
     const auto column_of = [&](uint32_t item) { return place.column_of(nt) + item % kGroups * 8; };
     const auto residual_of = [&](uint32_t item) {
         if (GATED || a.kind != Out::kAdd || item >= items || column_of(item) >= a.columns) return uint4{};
@@ -348,18 +349,20 @@ __device__ __forceinline__ void ring_gather(const RingPlace<MW, N>& place, const
     };
     uint4 residual = residual_of(threadIdx.x);
     dev::barrier_wait(place.sums_full(), 0);
+    __syncwarp();
+    dev::cluster_arrive();  // the others' copies from their memory to this block's are done
     for (uint32_t item = threadIdx.x; item < items; item += S::kConsumers) {
         const uint32_t local = item / kGroups;
         const uint32_t column = column_of(item);
         if (item != threadIdx.x) residual = residual_of(item);
         if (column >= a.columns) continue;
-        const float* from = sums + local * S::kSumStride + item % kGroups * 8;
+        const uint32_t at_item = local * S::kSumStride + item % kGroups * 8;
         float y[8] = {};
         float up[8] = {};
         float square = 0;
 #pragma unroll 4
         for (uint32_t p = 0; p < 1u << a.splits_log2; ++p) {
-            const float* part = from + (p << log2) * S::kSumStride;
+            const float* part = (p == place.part ? own : sums) + (p << log2) * S::kSumStride + at_item;
             const float4 lo = reinterpret_cast<const float4*>(part)[0];
             const float4 hi = reinterpret_cast<const float4*>(part)[1];
             y[0] += lo.x, y[1] += lo.y, y[2] += lo.z, y[3] += lo.w, y[4] += hi.x, y[5] += hi.y, y[6] += hi.z, y[7] += hi.w;
@@ -368,7 +371,7 @@ __device__ __forceinline__ void ring_gather(const RingPlace<MW, N>& place, const
                 const float4 uhi = reinterpret_cast<const float4*>(part + N / 2)[1];
                 up[0] += ulo.x, up[1] += ulo.y, up[2] += ulo.z, up[3] += ulo.w, up[4] += uhi.x, up[5] += uhi.y, up[6] += uhi.z, up[7] += uhi.w;
             }
-            if (a.norm != nullptr) square += squares[(p << log2) + local];
+            if (a.norm != nullptr) square += part[N - item % kGroups * 8];
         }
         const float scale = a.norm != nullptr ? rsqrtf(square / static_cast<float>(a.k) + a.eps) : 1.0f;
         float old[8];
@@ -391,65 +394,11 @@ __device__ __forceinline__ void ring_gather(const RingPlace<MW, N>& place, const
     }
 }
 
-/// The norm's weight goes into the weights of all stages, rounded to T. Each thread keeps to one word of the rows.
+/// The norm's weight of this block's part of k as T to shared memory, by as many threads as consume.
 template <class T, int MW, int N>
-__device__ __forceinline__ void ring_scale_w(const RingPlace<MW, N>& place, unsigned char* w_ring) {
-    using S = RingShape<MW, N>;
-    const uint32_t word = threadIdx.x & 7;
-    const uint32_t row0 = threadIdx.x >> 3;
-    constexpr uint32_t kAtOnce = 8;  // stages whose factors are asked for together
-    for (uint32_t first = place.tile0; first < place.tile1; first += kAtOnce) {
-        uint4 g[kAtOnce];
-#pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const uint32_t e = (first + i) * kRingDepth + word * 8;
-            float4 lo = {};
-            float4 hi = {};
-            if (first + i < place.tile1 && e < place.a.k) {
-                lo = __ldg(reinterpret_cast<const float4*>(place.a.norm + e));
-                hi = __ldg(reinterpret_cast<const float4*>(place.a.norm + e) + 1);
-            }
-            g[i] = dev::pack8<T>(lo, hi);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            if (first + i >= place.tile1) break;
-            const uint32_t stage = first + i - place.tile0;
-            dev::barrier_wait(place.w_full(stage), 0);
-#pragma unroll
-            for (uint32_t row = 0; row < N; row += S::kConsumers / 8) {
-                const uint32_t r = row + row0;
-                uint4* at = reinterpret_cast<uint4*>(w_ring + stage * S::kStageW + r * 128 + ((word ^ (r & 7)) << 4));
-                const uint4 v = *at;
-                *at = {multiply2<T>(v.x, g[i].x), multiply2<T>(v.y, g[i].y), multiply2<T>(v.z, g[i].z), multiply2<T>(v.w, g[i].w)};
-            }
-        }
-    }
-    dev::fence_for_products();
-    dev::named_sync(1, S::kConsumers);
-}
-
-/// Half a row of one stage of x, squared: each thread of 128 its own.
-template <class T>
-__device__ __forceinline__ float ring_square(const unsigned char* x_stage, uint32_t thread) {
-    const uint32_t row = thread >> 1;
-    float sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t word = (thread & 1) * 4 + i;
-        float f[8];
-        unpack8<T>(*reinterpret_cast<const uint4*>(x_stage + row * 128 + ((word ^ (row & 7)) << 4)), f);
-#pragma unroll
-        for (float v : f) sum = fmaf(v, v, sum);
-    }
-    return sum;
-}
-
-/// The norm's weight of this block's part of k as T to shared memory.
-template <class T, int MW, int N>
-__device__ __forceinline__ void ring_factors(const RingPlace<MW, N>& place, unsigned char* factors) {
+__device__ __forceinline__ void ring_factors(const RingPlace<MW, N>& place, unsigned char* factors, uint32_t thread) {
     const uint32_t words = (place.tile1 - place.tile0) * (kRingDepth / 8);
-    for (uint32_t i = threadIdx.x; i < words; i += RingShape<MW, N>::kConsumers) {
+    for (uint32_t i = thread; i < words; i += RingShape<MW, N>::kConsumers) {
         const uint32_t e = place.tile0 * kRingDepth + i * 8;
         float4 lo = {};
         float4 hi = {};
@@ -459,7 +408,7 @@ __device__ __forceinline__ void ring_factors(const RingPlace<MW, N>& place, unsi
         }
         reinterpret_cast<uint4*>(factors)[i] = dev::pack8<T>(lo, hi);
     }
-    dev::named_sync(1, RingShape<MW, N>::kConsumers);
+    dev::named_sync(2, RingShape<MW, N>::kConsumers);
 }
 
 /// Half a row of one stage of x times the norm's weight, rounded to T, in place. Gives its squares.
@@ -482,19 +431,38 @@ __device__ __forceinline__ float ring_scale_x(unsigned char* x_stage, const unsi
     return sum;
 }
 
-/// Where the norm's weight goes, if the kernel applies it.
-enum class RingNorm { kApart, kWeights, kRows };
+/// The warps that scale: each stage of x as it comes, then the rows' squares.
+template <class T, int MW, int N>
+__device__ __forceinline__ void ring_scale(const RingPlace<MW, N>& place, unsigned char* shared) {
+    using S = RingShape<MW, N>;
+    const uint32_t thread = threadIdx.x - S::kThreads;
+    unsigned char* factors = shared + (place.factors - place.header);
+    ring_factors<T, MW, N>(place, factors, thread);
+    float* squares = reinterpret_cast<float*>(shared + (place.squares() - place.header));
+    Turn turn;
+    for (uint32_t unit = place.unit0; unit < place.a.units; unit += place.unit_step) {
+        float square = 0;
+#pragma unroll 1
+        for (uint32_t t = 0; t < place.tile1 - place.tile0; ++t) {
+            dev::barrier_wait(place.x_full(turn.stage), turn.parity);
+            square += ring_scale_x<T>(shared + (place.x_ring - place.header) + turn.stage * S::kStageX, factors + t * 128, thread);
+            dev::fence_for_products();
+            __syncwarp();
+            if ((thread & 31) == 0) dev::barrier_arrive(place.x_ready(turn.stage));
+            turn.next(place.a.x_stages);
+        }
+        square += __shfl_xor_sync(0xffffffffu, square, 1);
+        if ((thread & 1) == 0) squares[thread >> 1] = square;
+        dev::named_sync(3, 2 * S::kConsumers);
+    }
+}
 
-/// One tile's sums over this block's part of k, and with a norm half a row's squares. A loop for each form: what a form does not
-/// need would keep the others' descriptors out of the uniform registers.
-template <class T, int MW, int N, RingNorm NORM>
+/// One tile's sums over this block's part of k, and with a norm the square of row lane / 2 of the warp's.
+template <class T, int MW, int N, bool NORM>
 __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsigned char* shared, float (&acc)[N / 2], Turn& w_turn, Turn& x_turn,
                                            uint32_t group) {
     using S = RingShape<MW, N>;
     const RingArgs& a = place.a;
-    float square = 0;
-    const uint32_t x_first = place.x_ring - place.header;
-    const unsigned char* factors = shared + (place.factors - place.header);
     // Operands by their low words, and those in a form that the compiler knows to be the same in all lanes.
     constexpr uint64_t kHigh = uint64_t{0x40000040} << 32;
     const auto low_of = [](uint32_t address) { return static_cast<uint32_t>(dev::uniform(static_cast<int>(static_cast<uint32_t>(dev::operand(address))))); };
@@ -509,17 +477,11 @@ __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsign
 #pragma unroll 1
     for (uint32_t t = 0; t < count; ++t) {
         dev::barrier_wait(place.w_full(w_turn.stage), w_turn.parity);
-        dev::barrier_wait(place.x_full(x_turn.stage), x_turn.parity);
-        if constexpr (NORM == RingNorm::kRows) {
-            square += ring_scale_x<T>(shared + x_first + x_turn.stage * S::kStageX, factors + t * 128, threadIdx.x);
-            dev::fence_for_products();
-            dev::named_sync(1, S::kConsumers);
-        }
+        dev::barrier_wait(NORM ? place.x_ready(x_turn.stage) : place.x_full(x_turn.stage), x_turn.parity);
         dev::products_fence();
 #pragma unroll
         for (uint32_t step = 0; step < kRingDepth / 16; ++step) dev::wide_product<T, N>(acc, kHigh | (left + 2 * step), kHigh | (right + 2 * step));
         dev::products_commit();
-        if constexpr (NORM == RingNorm::kWeights) square += ring_square<T>(shared + x_first + x_turn.stage * S::kStageX, threadIdx.x);
         const uint32_t w_now = w_turn.stage;
         const uint32_t x_now = x_turn.stage;
         w_turn.next(a.w_stages);
@@ -538,20 +500,19 @@ __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsign
     dev::pin(acc);
     place.release(place.w_empty(w_before), MW == 2);
     place.release(place.x_empty(x_before), MW == 1);
-    return square;
+    if (!NORM) return 0;
+    dev::named_sync(3, 2 * S::kConsumers);
+    return reinterpret_cast<const float*>(shared + (place.squares() - place.header))[threadIdx.x >> 1];
 }
 
-template <class T, int MW, int N, RingNorm NORM>
+template <class T, int MW, int N, bool NORM>
 __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsigned char* shared) {
     using S = RingShape<MW, N>;
     const RingArgs& a = place.a;
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warp = threadIdx.x >> 5;
     const uint32_t group = static_cast<uint32_t>(dev::uniform(static_cast<int>(threadIdx.x) / 128));
-    constexpr bool normed = NORM != RingNorm::kApart;
     fetch_ahead(a.ahead);
-    if constexpr (NORM == RingNorm::kRows) ring_factors<T, MW, N>(place, shared + (place.factors - place.header));
-    if constexpr (NORM == RingNorm::kWeights) ring_scale_w<T, MW, N>(place, shared + S::kHeader);
     if (a.splits_log2 + a.share_log2 != 0) dev::cluster_wait();  // all have started: they may be told and sent
     dev::wait_for_earlier();
     Turn w_turn;
@@ -561,12 +522,11 @@ __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsi
         uint32_t nt = 0;
         place.tile_of(unit, mt, nt);
         float acc[N / 2];
-        float square = ring_sums<T, MW, N, NORM>(place, shared, acc, w_turn, x_turn, group);
-        if (normed) square += __shfl_xor_sync(0xffffffffu, square, 1);
+        const float square = ring_sums<T, MW, N, NORM>(place, shared, acc, w_turn, x_turn, group);
         const uint32_t local = (warp * 16) + (lane >> 2);  // of the block's rows: the warps of a group follow each other
         if (a.splits_log2 == 0) {
             float scale[2] = {1.0f, 1.0f};
-            if (normed) {
+            if (NORM) {
                 scale[0] = rsqrtf(__shfl_sync(0xffffffffu, square, lane >> 2 << 1) / static_cast<float>(a.k) + a.eps);
                 scale[1] = rsqrtf(__shfl_sync(0xffffffffu, square, (lane >> 2 << 1) + 16) / static_cast<float>(a.k) + a.eps);
             }
@@ -576,8 +536,7 @@ __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsi
                 ring_store<T, N, false>(a, acc, mt * S::kRows + local, place.column_of(nt), scale);
             continue;
         }
-        const uint32_t row0 = mt * S::kRows;
-        ring_scatter<MW, N>(place, acc, local, row0 < a.m ? a.m - row0 : 0, square, normed);
+        ring_exchange<MW, N>(place, shared, acc, local, square, NORM);
         if (a.kind == Out::kSwiGlu)
             ring_gather<T, MW, N, true>(place, shared, mt, nt);
         else
@@ -585,8 +544,8 @@ __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsi
     }
 }
 
-template <class T, int MW, int N>
-__global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
+template <class T, int MW, int N, bool NORM>
+__global__ void __launch_bounds__(NORM ? RingShape<MW, N>::kNormThreads : RingShape<MW, N>::kThreads, (MW == 1 && N <= (NORM ? 64 : 128) ? 2 : 1))
     ring_kernel(const __grid_constant__ RingArgs a, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = RingShape<MW, N>;
@@ -604,17 +563,18 @@ __global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
         for (uint32_t s = 0; s < a.x_stages; ++s) {
             dev::barrier_init(place.x_full(s), 1);
             dev::barrier_init(place.x_empty(s), MW == 1 ? readers << a.share_log2 : readers);
+            if (NORM) dev::barrier_init(place.x_ready(s), readers);
         }
         if (a.splits_log2 != 0) {
             dev::barrier_init(place.sums_full(), 1);
-            dev::barrier_expect(place.sums_full(), place.part_rows() * ((N + (a.norm != nullptr ? 1 : 0)) * 4 << a.splits_log2));
+            dev::barrier_expect(place.sums_full(), place.part_rows(place.part) * S::kSumStride * 4 * ((1u << a.splits_log2) - 1));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         dev::fence_for_products();
     }
     __syncthreads();
     const bool cluster = a.splits_log2 + a.share_log2 != 0;
-    if (cluster) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (cluster) dev::cluster_arrive();
     const int warp = dev::uniform(static_cast<int>(threadIdx.x) / 32);
     if (warp == MW * 4) {
         const bool others = MW == 2 && a.share_log2 != 0;  // weights go to blocks that must have started
@@ -622,6 +582,7 @@ __global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
         if ((threadIdx.x & 31) == 0) place.bring_w(&w_map);
         __syncwarp();
         if (cluster && !others) dev::cluster_wait();
+        if (a.splits_log2 != 0) dev::cluster_arrive();
     } else if (warp == MW * 4 + 1) {
         if (cluster) dev::cluster_wait();
         if ((threadIdx.x & 31) == 0) {
@@ -629,13 +590,15 @@ __global__ void __launch_bounds__(RingShape<MW, N>::kThreads, (MW == 1 ? 2 : 1))
             place.bring_x(&x_map);
         }
         __syncwarp();
-    } else if (a.norm == nullptr) {
-        ring_consume<T, MW, N, RingNorm::kApart>(place, shared);
-    } else if (MW == 1 && !a.norm_rows) {
-        if constexpr (MW == 1) ring_consume<T, MW, N, RingNorm::kWeights>(place, shared);
-    } else {
-        ring_consume<T, MW, N, RingNorm::kRows>(place, shared);
+        if (a.splits_log2 != 0) dev::cluster_arrive();
+    } else if (warp < MW * 4) {
+        ring_consume<T, MW, N, NORM>(place, shared);
+    } else if constexpr (NORM) {
+        if (cluster) dev::cluster_wait();
+        ring_scale<T, MW, N>(place, shared);
+        if (a.splits_log2 != 0) dev::cluster_arrive();
     }
+    if (a.splits_log2 != 0) dev::cluster_wait();  // what this block sent has been read
 #else
     (void)a, (void)w_map, (void)x_map;
 #endif

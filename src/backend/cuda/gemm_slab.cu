@@ -7,7 +7,9 @@
 #include <array>
 
 #include "backend/cuda/attention_warpgroup.cuh"
+#include "backend/cuda/gemm_bring.cuh"
 #include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/linear_shared.hpp"
 #include "backend/cuda/linear_slab.hpp"
 
 namespace baton::backend::cuda {
@@ -18,6 +20,7 @@ using dev::Ops;
 
 constexpr uint32_t kUnit = 32;     // elements of k four lanes read at once
 constexpr uint32_t kHeader = 128;  // bytes: the barriers of the weights and of the sums
+constexpr long long kLate = 1500;  // cycles
 
 struct Args : gemm::Operands {
     uint32_t splits_log2;
@@ -28,6 +31,7 @@ struct Args : gemm::Operands {
     uint32_t sums_at;  // what the blocks of a cluster send
     float eps;
     Out kind;
+    bool late;         // see SlabConfig
     gemm::Ahead ahead;
 };
 
@@ -36,11 +40,6 @@ __host__ __device__ constexpr uint32_t round_up(uint32_t v, uint32_t to) { retur
 __host__ __device__ constexpr uint32_t sum_stride(uint32_t columns) { return round_up(columns, 32) + 8; }
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void bring(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-}
 __device__ __forceinline__ void send(uint32_t to, float2 v, uint32_t barrier_there) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y),
                  "r"(barrier_there)
@@ -146,6 +145,9 @@ __global__ void __launch_bounds__((MT == 1 && NT <= 2 ? 384 : 256), (MT == 1 ? 2
             if (splits > 1) dev::barrier_expect(base + 8, own_rows * ((N / 2 + (normed ? 1 : 0)) * 8 << a.splits_log2));
         }
         __syncwarp();
+        if (a.late)
+            for (const long long began = clock64(); clock64() - began < kLate;) {
+            }
 #pragma unroll
         for (uint32_t first = 0; first < N; first += 32) {
             const uint32_t r = first + lane;
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__((MT == 1 && NT <= 2 ? 384 : 256), (MT == 1 ? 2
             const uint32_t within = up ? r - N / 2 : r;
             if (r >= N || within >= held) continue;
             const T* from = static_cast<const T*>(a.w) + static_cast<size_t>(column0 + within + (up ? a.columns : 0)) * a.k + e0;
-            bring(base + a.slab_at + r * a.pitch, from, elements * 2, base);
+            gemm::bring(base + a.slab_at + r * a.pitch, from, elements * 2, base);
         }
     }
     if (normed)  // the norm's weight as T
@@ -335,24 +337,9 @@ std::span<const SlabShape> slab_shapes() { return kShapes; }
 uint32_t slab_bytes(const Matrix& matrix, SlabConfig config) { return places_of(matrix, config).bytes; }
 
 cudaError_t slab_prepare(Elem elem, uint32_t& shared_most) {
-    shared_most = 0;
-    int device = 0;
-    int major = 0;
-    int shared = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess || major != 9) return error;
-    // A build without sm_90 code runs on such a device from older PTX, in which these kernels are empty.
-    cudaFuncAttributes attributes = {};
-    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_of(elem, 0)));
-    if (error != cudaSuccess || attributes.binaryVersion != 90 || attributes.ptxVersion < 90) return error;
-    for (uint8_t v = 0; v < kShapes.size(); ++v) {
-        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(elem, v)), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        if (error != cudaSuccess) return error;
-    }
-    shared_most = static_cast<uint32_t>(shared);
-    return cudaSuccess;
+    std::array<const void*, kShapes.size()> all = {};
+    for (uint8_t v = 0; v < all.size(); ++v) all[v] = reinterpret_cast<const void*>(kernel_of(elem, v));
+    return allow_shared_of_sm90(all, shared_most);
 }
 
 bool slab_takes(const Product& product, SlabConfig config, uint32_t shared_most) {
@@ -373,7 +360,7 @@ cudaError_t slab(const Launch& launch, const Product& product, SlabConfig config
     const uint32_t per = kShapes[config.variant].w_tiles * (matrix.out == Out::kSwiGlu ? 4u : 8u);
     const uint32_t blocks = (result_columns(matrix) + per - 1) / per * config.splits;
     const Args args = {gemm::operands_of(product), log2_of(config.splits), p.units, config.slices, p.pitch, p.slab_at, p.sums_at,
-                       matrix.eps, matrix.out, gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks)};
+                       matrix.eps, matrix.out, config.late, gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, blocks)};
     return start(launch, kernel_of(product.elem, config.variant), blocks, 32u * config.slices, p.bytes, config.splits, args);
 }
 

@@ -243,11 +243,14 @@ void LinearImpl::add_slab(const Product& product, std::vector<Choice>& found) co
                 if (slices < 4 || ceil_div(each, kAtOnce * slices) != passes) continue;
                 Choice choice;
                 choice.kind = Kind::kSlab;
-                choice.slab = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(splits)};
+                choice.slab = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(splits), false};
                 if (!slab_takes(product, choice.slab, slab_most_)) continue;
                 // All blocks at once, so that none waits for another's memory; and most multiprocessors busy.
                 const uint32_t fit = std::min((slab_most_ + 1024) / (slab_bytes(matrix, choice.slab) + 1024), 2u);
-                if (blocks <= multiprocessors_ * fit && blocks * 2 >= multiprocessors_) found.push_back(choice);
+                if (blocks > multiprocessors_ * fit || blocks * 2 < multiprocessors_) continue;
+                found.push_back(choice);
+                choice.slab.late = true;
+                found.push_back(choice);
             }
         }
     }
@@ -277,25 +280,35 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
             const uint32_t fixed = 1024 + (splits > 1 ? shape.rows * ((shape.cols + 31u) / 32 * 32 + 8) * 4 : 0);
             // Room for two blocks, so that the next product's weights come while this one works; or all there is.
             for (const uint32_t room : {113u << 10, ring_limits_.shared_bytes}) {
-                const uint32_t x_stages = std::min(each, room == ring_limits_.shared_bytes ? 8u : 6u);
-                if (fixed + x_stages * stage_x + 2 * stage_w > room) continue;
-                const uint32_t w_stages = std::min({each, (room - fixed - x_stages * stage_x) / stage_w, 31u});
-                if (w_stages < std::min(each, 3u) || w_stages < 2) continue;
-                const bool resident = w_stages >= each;
-                const auto add = [&](bool norm_fused, bool norm_rows) {
-                    // The factors of x lie in shared memory as well.
-                    const uint32_t taken = fixed + x_stages * stage_x + (norm_rows ? each * 128 : 0);
-                    const uint32_t w_now = taken < room ? std::min(w_stages, (room - taken) / stage_w) : 0;
-                    Choice choice;
-                    choice.kind = Kind::kRing;
-                    choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), 1, static_cast<uint8_t>(w_now),
-                                   static_cast<uint8_t>(x_stages), norm_fused, norm_rows};
-                    const double waves = ceil_div(blocks, multiprocessors_);
-                    if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
-                };
-                add(false, false);
-                if (matrix.norm != nullptr) add(true, true);
-                if (matrix.norm != nullptr && resident && blocks <= 2 * multiprocessors_) add(true, false);
+                const bool whole = room == ring_limits_.shared_bytes;
+                bool resident = false;
+                // Fewer stages of x where all of the weights fit beside them.
+                for (const uint32_t x_most : {whole ? 8u : 6u, 4u, 3u}) {
+                    const uint32_t x_stages = std::min(each, x_most);
+                    const uint32_t x_bytes = fixed + x_stages * stage_x;
+                    if (x_bytes + 2 * stage_w > room) continue;
+                    const uint32_t w_stages = std::min({each, (room - x_bytes) / stage_w, 31u});
+                    resident = w_stages >= each;
+                    if (w_stages < std::min(each, 3u) || w_stages < 2 || (x_most <= 4 && !resident)) continue;
+                    const auto add = [&](bool norm_fused) {
+                        // The factors of x lie in shared memory as well.
+                        const uint32_t taken = x_bytes + (norm_fused ? each * 128 + 256 : 0);
+                        const uint32_t w_now = taken < room ? std::min(w_stages, (room - taken) / stage_w) : 0;
+                        // Where x is much beside the weights, two neighbours bring it for each other.
+                        for (const uint32_t share : {1u, 2u}) {
+                            if (share > 1 && (each < 16 || tiles % 2 != 0)) break;
+                            Choice choice;
+                            choice.kind = Kind::kRing;
+                            choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_now),
+                                           static_cast<uint8_t>(x_stages), norm_fused};
+                            const double waves = ceil_div(blocks, multiprocessors_);
+                            if (ring_takes(product, choice.ring, ring_limits_)) all.push_back({choice, waves * (shape.cols + 24.0) * each});
+                        }
+                    };
+                    add(false);
+                    if (matrix.norm != nullptr) add(true);
+                    if (resident) break;
+                }
                 if (resident) break;
             }
         }

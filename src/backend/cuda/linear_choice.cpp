@@ -16,7 +16,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'b', 'a', 't', 'o', 'n', 'L', 'i', 'n'};
-constexpr uint32_t kVersion = 5;  // raise it when a kernel's meaning or speed changes
+constexpr uint32_t kVersion = 6;  // raise it when a kernel's meaning or speed changes
 constexpr uint32_t kRecordsMax = 4096;
 constexpr size_t kGpuMax = 256;
 constexpr size_t kFileMax = size_t{1} << 20;
@@ -90,9 +90,10 @@ void write_record(Writer& out, const ShapeKey& key, uint32_t bucket, const Choic
     out.put(choice.direct.slices);
     out.put(choice.direct.tiles);
     for (uint8_t part : {choice.ring.variant, choice.ring.splits, choice.ring.share, choice.ring.w_stages, choice.ring.x_stages}) out.put(part);
-    out.put(static_cast<uint8_t>((choice.ring.norm_fused ? 1 : 0) | (choice.ring.norm_rows ? 2 : 0)));
+    out.put(static_cast<uint8_t>(choice.ring.norm_fused ? 1 : 0));
     out.put(choice.held);
     for (uint8_t part : {choice.slab.variant, choice.slab.slices, choice.slab.splits}) out.put(part);
+    out.put(static_cast<uint8_t>(choice.slab.late ? 1 : 0));
     out.put(choice.microseconds);
     for (uint64_t word : choice.algo) out.put(word);
 }
@@ -120,11 +121,12 @@ bool read_record(Reader& in, Choices& choices) {
     const auto ring_flags = in.get<uint8_t>();
     choice.held = in.get<uint8_t>();
     for (uint8_t* part : {&choice.slab.variant, &choice.slab.slices, &choice.slab.splits}) *part = in.get<uint8_t>();
+    const auto slab_flags = in.get<uint8_t>();
     choice.microseconds = in.get<float>();
     for (uint64_t& word : choice.algo) word = in.get<uint64_t>();
-    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 6 || tile_flags > 3 || ring_flags > 3) return false;
-    choice.ring.norm_fused = (ring_flags & 1) != 0;
-    choice.ring.norm_rows = (ring_flags & 2) != 0;
+    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 6 || tile_flags > 3 || ring_flags > 1 || slab_flags > 1) return false;
+    choice.ring.norm_fused = ring_flags != 0;
+    choice.slab.late = slab_flags != 0;
     if (choice.held >= held_shapes().size() || choice.ring.variant >= ring_shapes().size() || choice.ring.splits == 0 || choice.ring.share == 0) return false;
     if (choice.slab.variant >= slab_shapes().size() || choice.slab.slices == 0 || choice.slab.splits == 0) return false;
     if (!(choice.microseconds >= 0.0f && choice.microseconds < 1e9f)) return false;
@@ -161,7 +163,7 @@ std::string describe(const Choice& choice) {
             return "ring " + std::to_string(shape.rows) + "x" + std::to_string(shape.cols) + " s" + std::to_string(choice.ring.splits) +
                    (choice.ring.share > 1 ? " share" + std::to_string(choice.ring.share) : "") + " st" +
                    std::to_string(choice.ring.w_stages) + "," + std::to_string(choice.ring.x_stages) +
-                   (choice.ring.norm_rows ? " norm of x" : (choice.ring.norm_fused ? " norm" : ""));
+                   (choice.ring.norm_fused ? " norm" : "");
         }
         case Kind::kHeld: {
             const HeldShape shape = held_shapes()[choice.held];
@@ -170,7 +172,7 @@ std::string describe(const Choice& choice) {
         case Kind::kSlab: {
             const SlabShape shape = slab_shapes()[choice.slab.variant];
             return "slab " + std::to_string(shape.x_tiles * 16) + "x" + std::to_string(shape.w_tiles * 8) + " k" +
-                   std::to_string(choice.slab.slices) + " s" + std::to_string(choice.slab.splits);
+                   std::to_string(choice.slab.slices) + " s" + std::to_string(choice.slab.splits) + (choice.slab.late ? " late" : "");
         }
         case Kind::kTile: {
             const TileShape shape = tile_shapes()[choice.tile.variant];

@@ -18,8 +18,7 @@ struct RingConfig {
     uint8_t share = 1;
     uint8_t w_stages = 2;     ///< of 64 along k
     uint8_t x_stages = 2;
-    bool norm_fused = false;  ///< the norm's weight goes into the weights: tiles of 64 rows whose part of them fits into the stages;
-    bool norm_rows = false;   ///< or, with norm_fused, into the rows of x
+    bool norm_fused = false;  ///< the norm's weight goes into the rows of x, by warps of their own
 };
 /// What a device allows the kernels; none without sm_90a code for it.
 struct RingLimits {

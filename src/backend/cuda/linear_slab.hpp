@@ -17,6 +17,7 @@ struct SlabConfig {
     uint8_t variant = 0;
     uint8_t slices = 1;
     uint8_t splits = 1;
+    bool late = false;  ///< the weights are asked for some time after the start, when the kernel ahead has its rows of x
 };
 /// Bytes of shared memory a block takes.
 [[nodiscard]] uint32_t slab_bytes(const Matrix& matrix, SlabConfig config);

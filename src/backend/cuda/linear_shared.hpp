@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <span>
+
+namespace baton::backend::cuda {
+
+/// Allows kernels that need sm_90 code as much dynamic shared memory as a block may have on the current device; `most` gets it, 0 where
+/// they do not run.
+inline cudaError_t allow_shared_of_sm90(std::span<const void* const> kernels, uint32_t& most) {
+    most = 0;
+    int device = 0;
+    int major = 0;
+    int shared = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess || major != 9) return error;
+    // A build without sm_90 code runs on such a device from older PTX, in which these kernels are empty.
+    cudaFuncAttributes attributes = {};
+    error = cudaFuncGetAttributes(&attributes, kernels.front());
+    if (error != cudaSuccess || attributes.binaryVersion != 90 || attributes.ptxVersion < 90) return error;
+    for (const void* kernel : kernels) {
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        if (error != cudaSuccess) return error;
+    }
+    most = static_cast<uint32_t>(shared);
+    return cudaSuccess;
+}
+
+}  // namespace baton::backend::cuda
