@@ -211,6 +211,107 @@ TEST_P(Model, PendingTokensAreTheOnesSampled) {
     }
 }
 
+/// Sequences that come, go and cross into new blocks while most steps only follow the one before: their tokens
+/// are those of the same sequences fed token by token, where no step follows another.
+TEST_P(Model, StepsThatFollowGiveTheTokensOfOthers) {
+    BATON_NEEDS_GPU();
+    const Plan plan = plan_of(GetParam());
+    for (const uint32_t block_tokens : {16u, 64u}) {
+        if (block_tokens != 16 && !GetParam().qk_norm) continue;  // one family says enough
+        CudaOptions options = small_options();
+        options.deterministic = true;
+        options.block_tokens = block_tokens;
+        Rng rng(25 + block_tokens);
+        struct Run {
+            std::vector<TokenId> prompt;
+            uint32_t begin, tokens;
+        };
+        std::vector<Run> runs;
+        for (const uint32_t n : {3u, 15u, 16u, 40u, 63u, 64u, 5u, 31u})
+            runs.push_back({random_ids(rng, n, plan.shape.vocab), n % 5 * 9, 20 + n % 3 * 15});
+        const auto sample_by = [](Seq& s, size_t i) {
+            s.wire.sampling.top_logprobs = static_cast<int32_t>(i % 4);
+            if (i == 0) s.wire.sampling.logit_bias = {{3, 2.0f}};  // no step with it follows another
+            if (i % 2 == 0) return;
+            s.wire.sampling.temperature = 0.8f;
+            s.wire.sampling.seed = i;
+            if (i == 7) s.wire.sampling.min_p = 0.05f;  // the others take one look at their logits
+        };
+        std::vector<std::vector<wire::Token>> emitted(runs.size());
+        {
+            Rig rig(plan, options);
+            ASSERT_TRUE(rig);
+            std::vector<Seq> seqs;
+            for (size_t i = 0; i < runs.size(); ++i) {
+                seqs.push_back(rig.add(runs[i].prompt, 160));
+                sample_by(seqs.back(), i);
+            }
+            std::vector<uint32_t> planned(runs.size(), 0);
+            std::vector<std::vector<size_t>> flights;
+            std::vector<wire::Token> tokens_out;
+            const auto collect = [&] {
+                const auto done = rig.backend().collect(tokens_out);
+                ASSERT_TRUE(done) << done.error().message;
+                ASSERT_EQ(tokens_out.size(), flights.front().size());
+                for (size_t k = 0; k < tokens_out.size(); ++k) {
+                    Rig::push(seqs[flights.front()[k]], tokens_out[k].id);
+                    emitted[flights.front()[k]].push_back(tokens_out[k]);
+                }
+                flights.erase(flights.begin());
+            };
+            for (uint32_t step = 0; step < 120; ++step) {
+                std::vector<Slice> slices;
+                std::vector<TokenId> tokens;
+                std::vector<size_t> of;
+                for (size_t i = 0; i < runs.size(); ++i) {
+                    if (step < runs[i].begin || planned[i] == runs[i].tokens) continue;
+                    const auto length = static_cast<uint32_t>(runs[i].prompt.size());
+                    const bool first = planned[i] == 0;
+                    Slice& slice = slices.emplace_back();
+                    slice.tokens = first ? length : 1;
+                    slice.position = first ? 0 : length + planned[i] - 1;
+                    // As an engine does it: no more blocks than are needed.
+                    slice.blocks = std::span(seqs[i].blocks).first((slice.position + slice.tokens + block_tokens - 1) / block_tokens);
+                    slice.logits = true;
+                    slice.sequence = &seqs[i].wire;
+                    slice.state = seqs[i].state;
+                    slice.pending = first ? 0 : 1;
+                    if (first) tokens.insert(tokens.end(), runs[i].prompt.begin(), runs[i].prompt.end());
+                    else tokens.push_back(0);
+                    ++planned[i];
+                    of.push_back(i);
+                }
+                if (slices.empty()) continue;
+                const auto done = rig.backend().submit({tokens, slices});
+                ASSERT_TRUE(done) << done.error().message;
+                flights.push_back(of);
+                if (flights.size() < 2) continue;
+                ASSERT_NO_FATAL_FAILURE(collect());
+            }
+            ASSERT_EQ(flights.size(), 1u);
+            ASSERT_NO_FATAL_FAILURE(collect());
+            EXPECT_GT(rig.backend().host_times().followed, 20u);
+            EXPECT_LT(rig.backend().host_times().followed, rig.backend().host_times().steps);
+        }
+        Rig rig(plan, options);
+        ASSERT_TRUE(rig);
+        for (size_t i = 0; i < runs.size(); ++i) {
+            Seq s = rig.add(runs[i].prompt, 160);
+            sample_by(s, i);
+            ASSERT_EQ(emitted[i].size(), runs[i].tokens);
+            for (uint32_t t = 0; t < runs[i].tokens; ++t) {
+                static_cast<void>(rig.step({{&s, t == 0 ? static_cast<uint32_t>(s.ids.size()) : 1u}}));
+                const auto where = [&] { return "sequence " + std::to_string(i) + ", token " + std::to_string(t) + ", blocks of " + std::to_string(block_tokens); };
+                ASSERT_EQ(rig.tokens().at(0).id, emitted[i][t].id) << where();
+                ASSERT_EQ(rig.tokens()[0].logprob, emitted[i][t].logprob) << where();  // bit for bit
+                ASSERT_EQ(rig.tokens()[0].top, emitted[i][t].top) << where();
+                Rig::push(s, emitted[i][t].id);
+            }
+        }
+        EXPECT_EQ(rig.backend().host_times().followed, 0u);
+    }
+}
+
 TEST_P(Model, DeterministicBitsWhateverTheBatch) {
     BATON_NEEDS_GPU();
     const Plan plan = plan_of(GetParam());

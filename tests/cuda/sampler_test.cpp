@@ -86,7 +86,7 @@ class Rig {
                                     const std::vector<SampleRequest>& requests) {
         upload(rows);
         prepare(requests);
-        check(sampler->run(launch, logits_, static_cast<uint32_t>(requests.size()), nullptr));
+        check(sampler->run(launch, logits_, static_cast<uint32_t>(requests.size()), nullptr, sampler->whole(step)));
         return take();
     }
     static void check(cudaError_t status) {
@@ -652,7 +652,7 @@ TEST(Sampler, SettingsThatStayAreThoseOfTheSequence) {
     }
 }
 
-TEST(Sampler, AStepWithoutRowsSaysItEnded) {
+TEST(Sampler, StepsSayThatTheyEnded) {
     NEEDS_GPU();
     Rig rig(100, 4, 4);
     uint32_t* counter = nullptr;
@@ -665,7 +665,8 @@ TEST(Sampler, AStepWithoutRowsSaysItEnded) {
         if (round % 3 == 2) rows.push_back({&s, 0, 0});
         rig.prepare(rows);
         EXPECT_FALSE(rig.sampler->ready(rig.step));
-        CUDA_OK(rig.sampler->run(rig.launch, rig.logits(), static_cast<uint32_t>(rows.size()), counter));
+        EXPECT_FALSE(rig.sampler->whole(rig.step));  // a draw from all
+        CUDA_OK(rig.sampler->run(rig.launch, rig.logits(), static_cast<uint32_t>(rows.size()), counter, round < 3));
         EXPECT_EQ(rig.take().size(), rows.size());
     }
     uint32_t counted = 0;

@@ -116,8 +116,8 @@ void print_times(const char* name, const Result& r, const HostTimes& before, con
     const auto each = [&](uint64_t HostTimes::*part) {
         return static_cast<double>(now.*part - before.*part) / 1000.0 / static_cast<double>(std::max<uint64_t>(1, now.steps - before.steps));
     };
-    std::printf("%-34s loop %9.1f us  submit %7.1f p95 %7.1f | check %5.1f fill %5.1f settings %5.1f launch %6.1f eager %7.1f (%llu) take %5.1f\n", name,
-                r.loop_us, r.submit_us, r.submit_p95_us, each(&HostTimes::check), each(&HostTimes::fill), each(&HostTimes::settings),
+    std::printf("%-34s loop %9.1f us  submit %7.1f p95 %7.1f | followed %llu, check %5.1f fill %5.1f settings %5.1f launch %6.1f eager %7.1f (%llu) take %5.1f\n", name,
+                r.loop_us, r.submit_us, r.submit_p95_us, static_cast<unsigned long long>(now.followed - before.followed), each(&HostTimes::check), each(&HostTimes::fill), each(&HostTimes::settings),
                 each(&HostTimes::launch), each(&HostTimes::eager), static_cast<unsigned long long>(now.eager_steps - before.eager_steps),
                 each(&HostTimes::take));
     std::fflush(stdout);
@@ -206,13 +206,17 @@ class Stress {
         const auto begin = Clock::now();
         uint64_t wrong = 0;
         while (us_since(begin) < seconds * 1e6) {
-            while (running_.size() < kRunning && random_() % 4 != 0) start(random_() % kKinds);
+            // Now and then nothing begins and nobody is left out, so that steps follow one another.
+            calm_ = calm_ > 0 ? calm_ - 1 : random_() % 12 == 0 ? 40 : 0;
+            while (calm_ == 0 && running_.size() < kRunning && random_() % 4 != 0) start(random_() % kKinds);
             turn(true);
             wrong += compare();
         }
         while (!running_.empty()) turn(true);
         wrong += compare();
-        std::printf("stress: %llu answers, %llu wrong\n", static_cast<unsigned long long>(answers_), static_cast<unsigned long long>(wrong));
+        std::printf("stress: %llu answers, %llu wrong; %llu of %llu steps followed\n", static_cast<unsigned long long>(answers_),
+                    static_cast<unsigned long long>(wrong), static_cast<unsigned long long>(backend_.host_times().followed),
+                    static_cast<unsigned long long>(backend_.host_times().steps));
         return wrong;
     }
 
@@ -238,7 +242,7 @@ class Stress {
         wire::Sampling& w = s->wire.sampling;
         w.seed = kind;
         w.top_logprobs = 2;
-        w.max_tokens = s->want = kind % 3 == 0 ? 1 : 2 + static_cast<uint32_t>(own() % 9);
+        w.max_tokens = s->want = kind % 3 == 0 ? 1 : kind % 5 == 0 ? 20 + static_cast<uint32_t>(own() % 60) : 2 + static_cast<uint32_t>(own() % 9);
         w.temperature = 0.6f;
         switch (kind % 6) {
             case 0: w.temperature = 0; break;
@@ -271,7 +275,7 @@ class Stress {
         for (auto& p : running_) {
             Sequence& s = *p;
             const auto length = static_cast<uint32_t>(s.wire.prompt.size());
-            if (s.in_flight > 1 || s.planned == s.want || (company && random_() % 8 == 0)) continue;
+            if (s.in_flight > 1 || s.planned == s.want || (company && calm_ == 0 && random_() % 8 == 0)) continue;
             Slice& slice = slices.emplace_back();
             slice.blocks = s.blocks;
             slice.logits = true;
@@ -345,6 +349,7 @@ class Stress {
     std::vector<std::pair<uint64_t, std::vector<wire::Token>>> got_, alone_;
     uint64_t* words_ = nullptr;
     uint64_t ids_ = 0, answers_ = 0;
+    uint32_t calm_ = 0;  ///< steps to come in which no sequence begins or is left out
 };
 
 void bench_stress(CudaBackend& backend) {

@@ -75,7 +75,7 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
 /// Submits a batch that is the last one with each sequence one token further. False, and nothing was done, where it is not.
 Expected<bool> CudaBackend::submit_followed(const Batch& batch) {
     Lap lap;
-    if (!kFollows || !input_.follows(batch) || !sampler_->follow(next_step_)) return false;
+    if (!input_.follows(batch) || !sampler_->follow(next_step_)) return false;
     BATON_TRY(enter());
     lap(times_.check);
     BATON_TRY(capture_wanted());

@@ -101,8 +101,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
     Expected<bool> submit_followed(const Batch& batch);
-    static constexpr bool kFollows = false;           ///< steps may follow the one before
-    static constexpr uint32_t kRowsSampledOnce = 0;   ///< up to so many there are graphs without the sampler's later kernels, which cost 4 µs
+    static constexpr uint32_t kRowsSampledOnce = 64;  ///< up to so many there are graphs without the sampler's later kernels, which cost 4 µs
     [[nodiscard]] StepShape shape_of(const Arrangement& step) const;
     Expected<void> run(const Arrangement& step);
     Expected<GraphExec> capture(const PassSetup& setup, const StepShape& shape);
