@@ -18,6 +18,9 @@ constexpr size_t kBenchMax = size_t{1} << 30;     // bytes of x or of results
 constexpr double kChainUs = 100;                  // a measurement's chain should take about this
 constexpr float kNear = 1.3f;      // worth a try among other kernels
 constexpr size_t kNearMost = 6;
+constexpr uint32_t kNearRows = 64;  // where rings, which rank otherwise between others than alone, are most of what there is:
+constexpr float kNearRing = 1.5f;
+constexpr size_t kNearRingMost = 10;
 constexpr float kWorthAGraph = 1.25f;             // of those that run in a row
 constexpr size_t kGraphsMost = 6;
 constexpr uint32_t kRowLinks = 6;                 // products in a row
@@ -222,7 +225,8 @@ Expected<void> LinearImpl::tune_bucket(const Matrix& matrix, Bench& bench, Entry
     cached_[{entry.key, bucket}] = *best;
     entry.near[bucket] = {*best};
     for (const Choice& choice : found)
-        if (&choice != best && choice.microseconds <= kNear * best->microseconds && entry.near[bucket].size() < kNearMost)
+        if (&choice != best && choice.microseconds <= (m == kNearRows ? kNearRing : kNear) * best->microseconds &&
+            entry.near[bucket].size() < (m == kNearRows ? kNearRingMost : kNearMost))
             entry.near[bucket].push_back(choice);
     return {};
 }
