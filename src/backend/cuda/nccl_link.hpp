@@ -20,7 +20,7 @@ class CudaDevicePool;
 struct NcclApi;
 
 /// Staging memory of a link on each side, where LinkOptions do not say otherwise.
-inline constexpr uint32_t kLinkBuffers = 6;
+inline constexpr uint32_t kLinkBuffers = 4;
 inline constexpr size_t kLinkBufferBytes = 32u << 20;
 /// Communicators of a link, and CTAs all of them together may take; NCCL_MAX_CTAS in the environment, for each, overrules that.
 inline constexpr uint32_t kLinkLanes = 2;
