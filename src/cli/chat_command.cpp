@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -236,6 +237,21 @@ bool can_chat(const Json& model) {
     return false;
 }
 
+/// Whether somebody sends something: a pipe or a file, not a terminal or /dev/null, which are there in any case.
+bool input_is_given() {
+    struct stat s {};
+    return ::fstat(STDIN_FILENO, &s) == 0 && (S_ISFIFO(s.st_mode) || S_ISREG(s.st_mode));
+}
+
+/// The prompt, and what stands on standard input behind it.
+std::string whole_question(const ChatOptions& options) {
+    std::string out = options.prompt.value_or("");
+    if (options.prompt && !input_is_given()) return out;
+    const std::string more(std::istreambuf_iterator<char>(std::cin), {});
+    if (!out.empty() && !more.empty()) out += "\n\n";
+    return out + more;
+}
+
 int run(const ChatOptions& options, Mode mode) {
     SamplingSettings settings;
     (void)settings.set("max_tokens", "512");
@@ -244,6 +260,19 @@ int run(const ChatOptions& options, Mode mode) {
             complain("--" + ok.error().message);
             return kUsage;
         }
+    const bool talks = options.interactive || (!options.prompt && ::isatty(STDIN_FILENO) == 1);
+    std::string question;
+    if (talks && options.prompt) {
+        complain("a conversation has no PROMPT; leave it out, or leave -i out");
+        return kUsage;
+    }
+    if (!talks) {
+        question = whole_question(options);
+        if (question.find_first_not_of(" \t\r\n") == std::string::npos) {
+            complain(options.prompt ? "the prompt is empty" : "there is nothing on standard input to send");
+            return kUsage;
+        }
+    }
     ClientSession session(options.server, InterruptWatch::pending);
     Json model;
     if (!session.ok() || !find_model(session, options.model_uid, model)) return kFailed;
@@ -256,12 +285,10 @@ int run(const ChatOptions& options, Mode mode) {
     conversation.settings() = settings;
     conversation.set_system(options.system);
     conversation.show_stats(options.stats);
-    if (options.interactive || (options.prompt.empty() && ::isatty(STDIN_FILENO) == 1))
+    if (talks)
         return converse(session, options, mode, conversation,
                         uid + ", a " + text_of(model, "model_family") + " model with a context of " + text_of(model, "context_length") + " tokens.");
-    std::string prompt = options.prompt;
-    if (prompt.empty()) prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-    conversation.add_question(prompt);
+    conversation.add_question(question);
     return ask_once(session, options, mode, conversation);
 }
 

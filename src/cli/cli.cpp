@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <optional>
+#include <string_view>
 
 #include "cli/options.hpp"
 
@@ -116,6 +119,67 @@ std::string known_spelling(const CLI::App& command, const std::string& arg) {
     return arg;
 }
 
+/// `--thinking` alone is `--thinking=true`; a word behind it is its value only where it can be one.
+std::vector<std::string> with_truths(const CLI::App& command, const std::vector<std::string>& args) {
+    static constexpr auto kWords = std::to_array<std::string_view>({"true", "false", "True", "False", "on", "off", "yes", "no"});
+    std::vector<std::string> out;
+    for (size_t i = 0; i < args.size(); ++i) {
+        const CLI::Option* option = args[i].starts_with("--") ? command.get_option_no_throw(args[i]) : nullptr;
+        if (option == nullptr || !is_truth(*option)) {
+            out.push_back(args[i]);
+            continue;
+        }
+        const bool given = i + 1 < args.size() && std::find(kWords.begin(), kWords.end(), args[i + 1]) != kWords.end();
+        out.push_back(args[i] + "=" + (given ? args[i + 1] : "true"));
+        i += given ? 1 : 0;
+    }
+    return out;
+}
+
+/// How many letters have to change for one word to become the other.
+size_t distance(std::string_view a, std::string_view b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t corner = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t above = row[j];
+            row[j] = std::min({row[j] + 1, row[j - 1] + 1, corner + (a[i - 1] == b[j - 1] ? 0 : 1)});
+            corner = above;
+        }
+    }
+    return row[b.size()];
+}
+
+/// What to say of a command that there is not; nothing where there is one, or none was named.
+std::optional<std::string> unknown_command(const CLI::App& app, int argc, char** argv) {
+    const CLI::App* above = &app;
+    for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+        const std::string word = argv[i];
+        const auto all = above->get_subcommands([](const CLI::App*) { return true; });
+        if (all.empty()) return std::nullopt;
+        const CLI::App* found = nullptr;
+        std::string nearest;
+        size_t changes = std::max<size_t>(1, word.size() / 3) + 1;
+        for (const CLI::App* sub : all) {
+            if (sub->get_name() == word) found = sub;
+            if (sub->get_group().empty()) continue;  // not for users
+            const size_t n = distance(word, sub->get_name());
+            if (n < changes || (sub->get_name().starts_with(word) && nearest.empty())) {
+                changes = std::min(changes, n);
+                nearest = sub->get_name();
+            }
+        }
+        if (found == nullptr) {
+            const std::string before = above == &app ? "" : above->get_name() + " ";
+            return "there is no command '" + before + word + "'" + (nearest.empty() ? "" : "; did you mean '" + before + nearest + "'?") + " (`baton " + before + "--help` lists them)";
+        }
+        above = found;
+    }
+    return std::nullopt;
+}
+
 /// Arguments as CLI11 wants them, last first. The reference's client has short options of two letters and takes underscores
 /// for dashes; replica and worker read their arguments themselves.
 std::vector<std::string> rewrite(const CLI::App& app, int argc, char** argv) {
@@ -130,6 +194,7 @@ std::vector<std::string> rewrite(const CLI::App& app, int argc, char** argv) {
         const auto it = verbatim ? kLong.end() : kLong.find(argv[i]);
         args.push_back(it != kLong.end() ? it->second : verbatim ? argv[i] : known_spelling(*command, argv[i]));
     }
+    if (!verbatim) args = with_truths(*command, args);
     std::reverse(args.begin(), args.end());
     return args;
 }
@@ -148,10 +213,20 @@ int run(int argc, char** argv) {
     add_config(app, options);
     // A reader that closes its end (head) ends us by a failed write, not by a signal that looks like a crash.
     std::signal(SIGPIPE, SIG_IGN);
+    if (const auto unknown = unknown_command(app, argc, argv)) {
+        complain(*unknown);
+        return kUsage;
+    }
     try {
         app.parse(rewrite(app, argc, argv));
     } catch (const CLI::ParseError& e) {
         return app.exit(e) != 0 ? kUsage : flush_output() ? kDone : kFailed;
+    }
+    if (app.get_subcommands().front()->get_option_no_throw("--endpoint") != nullptr) {
+        if (auto ok = check_endpoint(options.server); !ok) {
+            complain(ok.error().message);
+            return kUsage;
+        }
     }
     const int code = options.command ? options.command() : kUsage;
     return flush_output() || code != kDone ? code : kFailed;

@@ -8,6 +8,11 @@
 namespace baton::cli {
 namespace {
 
+/// "" given where a name is asked for is a variable that was not set, not the default.
+CLI::Validator not_empty() {
+    return {[](const std::string& text) { return text.find_first_not_of(" \t") == std::string::npos ? std::string("must not be empty") : std::string(); }, "", "not empty"};
+}
+
 /// An option that takes two words, as often as it is given.
 void add_pairs(CLI::App& app, const std::string& names, std::vector<std::string>& into, const std::string& help) {
     app.add_option(names, into, help)->type_size(2)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -47,7 +52,7 @@ void add_launch(CLI::App& app, Options& o) {
     LaunchOptions& l = o.launch;
     add_server(*launch, o);
     launch->add_option("-n,--model-name", l.model_name, "name of the model, or its hub id (org/name); default: the file's name");
-    launch->add_option("-u,--model-uid", l.model_uid, "uid to serve it under; default: its name");
+    launch->add_option("-u,--model-uid", l.model_uid, "uid to serve it under; default: its name")->check(not_empty());
     launch->add_option("--model-path", l.model_path, "file or folder on the worker (also -mp)");
     launch->add_option("--model-engine", l.model_engine, "baton; the names vLLM, SGLang, Transformers, … mean it too (also -en)");
     launch->add_option("-t,--model-type", l.model_type, "LLM");
@@ -94,7 +99,7 @@ void add_models(CLI::App& app, Options& o) {
     add_json(*add_command(app, o, "status", "show workers, models and replicas", run_status), o);
     CLI::App* terminate = add_command(app, o, "terminate", "end a model", run_terminate);
     add_json(*terminate, o);
-    terminate->add_option("-u,--model-uid", m.model_uid, "uid")->required();
+    terminate->add_option("-u,--model-uid", m.model_uid, "uid")->required()->check(not_empty());
     CLI::App* stop = add_command(app, o, "stop-cluster", "end the server with all its models", run_stop_cluster);
     add_json(*stop, o);
     stop->add_flag("--check,-y,--yes", m.check, "do not ask");
@@ -142,7 +147,7 @@ void add_registry(CLI::App& app, Options& o) {
 void add_login(CLI::App& app, Options& o) {
     const auto add = [&](const char* name, const char* help, int (*run)(const LoginOptions&)) {
         CLI::App* sub = app.add_subcommand(name, help);
-        sub->add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)");
+        sub->add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)")->check(not_empty());
         sub->callback([&o, run] {
             o.login.server = o.server;
             o.command = [&o, run] { return run(o.login); };
@@ -179,6 +184,8 @@ void add_pull(CLI::App& app, Options& o) {
     pull->callback([&o] { o.command = [&o] { return run_pull(o.pull); }; });
 }
 
+constexpr const char* kTrueOrFalse = "[true|false]";  // what the help shows, and is_truth() looks for
+
 constexpr const char* kChatFooter =
     "Without PROMPT: a conversation on a terminal (/help lists its commands), else all of standard input is one message.\n\n"
     "Examples:\n"
@@ -194,16 +201,18 @@ void add_chat(CLI::App& app, Options& o) {
         CLI::App* sub = app.add_subcommand(name, help);
         add_server(*sub, o);
         ChatOptions& c = o.chat;
-        sub->add_option("-u,--model-uid", c.model_uid, "uid; default: the only running model");
-        sub->add_option("prompt", c.prompt, "what to send");
+        sub->add_option("-u,--model-uid", c.model_uid, "uid; default: the only running model")->check(not_empty());
+        // Not into the optional itself: CLI11 would take "" for none.
+        sub->add_option_function<std::string>("prompt", [&c](const std::string& v) { c.prompt = v; }, "what to send; what comes through a pipe or a file follows it");
         for (const auto& setting : SamplingSettings::names()) {
             std::string option(setting.name);
             std::replace(option.begin(), option.end(), '_', '-');
-            sub->add_option_function<std::string>(
+            CLI::Option* added = sub->add_option_function<std::string>(
                 "--" + option, [&c, key = std::string(setting.name)](const std::string& v) { c.settings.emplace_back(key, v); },
                 std::string(setting.meaning) + (setting.name == "max_tokens" ? "; default 512" : ""));
+            if (setting.flag) added->option_text(kTrueOrFalse);
         }
-        sub->add_option("--stream", c.stream, "print tokens as they come; default true");
+        sub->add_option("--stream", c.stream, "print tokens as they come; default true")->option_text(kTrueOrFalse);
         sub->add_option("--request-id", c.request_id, "names the request in logs");
         sub->add_flag("-i,--interactive", c.interactive, "a conversation also where standard input is no terminal: a message a line");
         sub->add_flag("--stats", c.stats, "print tokens, time to the first one and tokens/s after each answer");
@@ -221,8 +230,10 @@ void add_chat(CLI::App& app, Options& o) {
 
 }  // namespace
 
+bool is_truth(const CLI::Option& option) { return option.get_option_text() == kTrueOrFalse; }
+
 void add_server(CLI::App& app, Options& o) {
-    app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)");
+    app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)")->check(not_empty());
     app.add_option("--api-key", o.server.api_key, "bearer key (else BATON_API_KEY, XINFERENCE_API_KEY, the token of `baton login`; also -ak)");
 }
 

@@ -32,7 +32,23 @@ ErrorCode code_of(int status) {
 }  // namespace
 
 std::string resolve_endpoint(const Server& server) {
-    return first_set(server.endpoint, {"BATON_ENDPOINT", "XINFERENCE_ENDPOINT"}, "http://127.0.0.1:9997");
+    std::string url = first_set(server.endpoint, {"BATON_ENDPOINT", "XINFERENCE_ENDPOINT"}, "http://127.0.0.1:9997");
+    const auto without_slashes = [&] {
+        while (url.ends_with('/') && !url.ends_with("://")) url.pop_back();
+    };
+    without_slashes();
+    // What OpenAI's clients are given.
+    if (url.ends_with("/v1")) url.resize(url.size() - 3);
+    without_slashes();
+    return url;
+}
+
+Expected<void> check_endpoint(const Server& server) {
+    http::ClientOptions options;
+    options.base_url = resolve_endpoint(server);
+    auto client = http::Client::create(options);
+    if (client) return {};
+    return fail(ErrorCode::kInvalidArgument, options.base_url + ": " + client.error().message);
 }
 
 std::string resolve_api_key(const Server& server) {

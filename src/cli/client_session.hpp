@@ -23,8 +23,10 @@ struct Server {
     std::string api_key;
 };
 
-/// The endpoint a command uses: as given, else the environment's, else the local default.
+/// The endpoint a command uses: as given, else the environment's, else the local default; without slashes and /v1 at its end.
 [[nodiscard]] std::string resolve_endpoint(const Server& server);
+/// kInvalidArgument where that is no URL a server can have.
+[[nodiscard]] Expected<void> check_endpoint(const Server& server);
 /// The key a command uses: as given, else the environment's, else the token of `baton login`, else none.
 [[nodiscard]] std::string resolve_api_key(const Server& server);
 

@@ -105,7 +105,7 @@ int run_pull(const PullOptions& options);
 struct ChatOptions {
     Server server;
     std::string model_uid;  ///< "": the only running model
-    std::string prompt;     ///< "": asked for on a terminal, else standard input
+    std::optional<std::string> prompt;  ///< none: asked for on a terminal, else standard input
     std::string system;
     std::string request_id;
     std::vector<std::pair<std::string, std::string>> settings;  ///< as /set takes them

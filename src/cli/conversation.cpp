@@ -177,7 +177,7 @@ Reply Conversation::save(const std::string& path) const {
     Json file{{"model", model_}, {"messages", Json::array()}};
     if (!system_.empty()) file["messages"].push_back({{"role", "system"}, {"content", system_}});
     for (const Json& m : messages_) file["messages"].push_back(m);
-    const auto ok = write_private_file(path, file.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    const auto ok = write_private_file(path, file.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", Folders::kNeeded);
     return say(ok ? "written to " + path : ok.error().message);
 }
 

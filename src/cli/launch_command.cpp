@@ -120,7 +120,7 @@ class LaunchWatch {
             complain(done.error().message);
     }
 
-    /// Ctrl-C came too late to cancel.
+    /// The signal came too late to cancel.
     Settled terminate() {
         line_.clear();
         complain("the model is running already: terminating it");
@@ -163,8 +163,8 @@ int run_launch(const LaunchOptions& options) {
         return kUsage;
     }
     ClientSession session(options.server);
-    // Ctrl-C while the server checks the launch is remembered, and cancels it once its uid is known.
-    const InterruptWatch watch;
+    // A signal while the server checks the launch is remembered, and cancels it once its uid is known.
+    const InterruptWatch watch(InterruptWatch::Of::kEveryEnd);
     Json answer;
     if (!session.call("POST", "/v1/models?wait_ready=false", body->dump(-1, ' ', false, Json::error_handler_t::replace), answer))
         return kFailed;

@@ -9,6 +9,7 @@
 
 namespace CLI {
 class App;
+class Option;
 }
 
 /// What the command line fills. Three files know CLI11: cli.cpp declares what runs servers, client_options.cpp the clients
@@ -37,6 +38,8 @@ struct Options {
 void add_client_commands(CLI::App& app, Options& options);
 /// Declares bench and what is under it.
 void add_bench(CLI::App& app, Options& options);
+/// Whether an option stands for true where no value follows it: `--thinking "a question"`.
+[[nodiscard]] bool is_truth(const CLI::Option& option);
 /// Where the server is and who asks.
 void add_server(CLI::App& app, Options& options);
 

@@ -154,7 +154,7 @@ std::vector<std::string> SamplingSettings::shown() const {
 const std::vector<SamplingSettings::Name>& SamplingSettings::names() {
     static const std::vector<Name> all = [] {
         std::vector<Name> out;
-        for (const Setting& s : kSettings) out.push_back({s.name, s.meaning});
+        for (const Setting& s : kSettings) out.push_back({s.name, s.meaning, s.kind == Kind::kFlag});
         return out;
     }();
     return all;

@@ -25,6 +25,7 @@ class SamplingSettings {
     struct Name {
         std::string_view name;
         std::string_view meaning;
+        bool flag;  ///< true or false
     };
     [[nodiscard]] static const std::vector<Name>& names();
 

@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <utility>
+#include <vector>
 
 namespace baton::cli {
 namespace {
@@ -138,20 +140,27 @@ bool confirm(const std::string& question) {
 }
 
 struct InterruptWatch::Saved {
-    struct sigaction before;
+    std::vector<std::pair<int, struct sigaction>> before;
 };
 
-InterruptWatch::InterruptWatch() : saved_(new Saved{}) {
+InterruptWatch::InterruptWatch(Of which) : saved_(new Saved{}) {
     interrupt_pending = 0;
     struct sigaction action {};
     action.sa_handler = [](int) { interrupt_pending = 1; };
     ::sigemptyset(&action.sa_mask);
     action.sa_flags = 0;  // not SA_RESTART: what waits must wake
-    ::sigaction(SIGINT, &action, &saved_->before);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        if (signal != SIGINT && which == Of::kInterrupt) continue;
+        auto& [number, before] = saved_->before.emplace_back();
+        number = signal;
+        ::sigaction(signal, &action, &before);
+        // nohup and shells that ignore a signal for their background jobs are obeyed.
+        if (signal != SIGINT && before.sa_handler == SIG_IGN) ::sigaction(signal, &before, nullptr);
+    }
 }
 
 InterruptWatch::~InterruptWatch() {
-    ::sigaction(SIGINT, &saved_->before, nullptr);
+    for (const auto& [signal, before] : saved_->before) ::sigaction(signal, &before, nullptr);
     delete saved_;
 }
 

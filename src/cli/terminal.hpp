@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -30,15 +31,16 @@ void complain(std::string_view message);
 /// Asks a question that "y" or "yes" answers; everything else, and the end of the input, is no.
 [[nodiscard]] bool confirm(const std::string& question);
 
-/// While it lives, Ctrl-C (SIGINT) sets a flag instead of ending the process and wakes system calls. One at a time, main
-/// thread only.
+/// While it lives, Ctrl-C (SIGINT) sets a flag instead of ending the process and wakes system calls; with kEveryEnd so do
+/// SIGTERM and SIGHUP. One at a time, main thread only.
 class InterruptWatch {
   public:
-    InterruptWatch();
+    enum class Of : uint8_t { kInterrupt, kEveryEnd };
+    explicit InterruptWatch(Of which = Of::kInterrupt);
     ~InterruptWatch();
     InterruptWatch(const InterruptWatch&) = delete;
     InterruptWatch& operator=(const InterruptWatch&) = delete;
-    /// Whether Ctrl-C came since the last clear().
+    /// Whether such a signal came since the last clear().
     [[nodiscard]] static bool pending();
     static void clear();
 

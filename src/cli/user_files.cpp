@@ -47,12 +47,12 @@ Expected<void> make_folders(const std::filesystem::path& folder) {
 std::string user_config_dir() { return xdg_dir("XDG_CONFIG_HOME", "/.config"); }
 std::string user_state_dir() { return xdg_dir("XDG_STATE_HOME", "/.local/state"); }
 
-Expected<void> write_private_file(const std::string& path, const std::string& text) {
-    BATON_TRY(make_folders(std::filesystem::path(path).parent_path()));
+Expected<void> write_private_file(const std::string& path, const std::string& text, Folders folders) {
+    if (folders == Folders::kMade) BATON_TRY(make_folders(std::filesystem::path(path).parent_path()));
     const std::string temporary = path + "." + std::to_string(::getpid()) + ".new";
     ::unlink(temporary.c_str());
     UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!fd) return failed("write", temporary);
+    if (!fd) return failed("write", path);
     for (size_t written = 0; written < text.size();) {
         const ssize_t n = ::write(fd.get(), text.data() + written, text.size() - written);
         if (n < 0 && errno == EINTR) continue;

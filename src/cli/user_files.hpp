@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "baton/base/error.hpp"
@@ -10,8 +11,12 @@ namespace baton::cli {
 [[nodiscard]] std::string user_config_dir();
 /// XDG_STATE_HOME/baton, else ~/.local/state/baton; "" where there is no home.
 [[nodiscard]] std::string user_state_dir();
-/// Replaces a file at once, readable by its owner alone; makes its folders, which are its owner's alone too. kIo names the path.
-[[nodiscard]] Expected<void> write_private_file(const std::string& path, const std::string& text);
+enum class Folders : uint8_t {
+    kMade,    ///< those that are missing, each for its owner alone
+    kNeeded,  ///< one that is missing is an error
+};
+/// Replaces a file at once, readable by its owner alone. kIo names the path.
+[[nodiscard]] Expected<void> write_private_file(const std::string& path, const std::string& text, Folders folders = Folders::kMade);
 /// The whole file. kNotFound names the path.
 [[nodiscard]] Expected<std::string> read_text_file(const std::string& path);
 

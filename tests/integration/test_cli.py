@@ -87,6 +87,58 @@ def test_one_question_and_one_text(server):
     assert "Paris" in text
 
 
+def test_what_comes_through_a_pipe_follows_the_prompt(server, tmp_path):
+    ask = ("chat", "--temperature", "0", "--max-tokens", "1", "--json", "Repeat:")
+    count = lambda r: json.loads(r.stdout)["usage"]["prompt_tokens"]  # noqa: E731
+    alone = count(cli(server, *ask))
+    whole = count(cli(server, *ask[:-1], "Repeat:\n\none two three\n"))
+    assert whole > alone
+    assert count(cli(server, *ask, text="one two three\n")) == whole
+    (tmp_path / "file").write_text("one two three\n")
+    with open(tmp_path / "file") as file:
+        r = subprocess.run([BINARY, *ask], stdin=file, capture_output=True, text=True, timeout=60 * PATIENCE, env=environment(server))
+    assert count(r) == whole
+    assert count(cli(server, *ask, text="")) == alone
+    assert "standard input" in cli(server, "chat", text=" \n", expect=2).stderr
+
+
+@pytest.mark.parametrize("args,sent", [
+    (("--thinking", "hi"), True), (("hi", "--thinking"), True), (("--thinking", "off", "hi"), False), (("--thinking=false", "hi"), False), (("--thinking", "true", "hi"), True), (("hi",), None)])
+def test_thinking_does_not_eat_the_question(server, args, sent):
+    """Neither do other settings that are true or false."""
+    with http.server.HTTPServer(("127.0.0.1", 0), ChatServer) as fake:
+        threading.Thread(target=fake.serve_forever, daemon=True).start()
+        cli(server, "chat", "-e", f"http://127.0.0.1:{fake.server_port}", *args)
+        assert ChatServer.body["messages"] == [{"role": "user", "content": "hi"}]
+        assert ChatServer.body.get("enable_thinking") is sent
+        cli(server, "chat", "-e", f"http://127.0.0.1:{fake.server_port}", "--stream", "--ignore-eos", "hi")
+        assert ChatServer.body["messages"] == [{"role": "user", "content": "hi"}] and ChatServer.body["ignore_eos"] is True and ChatServer.body["stream"] is True
+        fake.shutdown()
+
+
+class ChatServer(http.server.BaseHTTPRequestHandler):
+    """Has one model, which says one word, and keeps what it was asked."""
+
+    body = None
+
+    def answer(self):
+        length = int(self.headers.get("content-length") or 0)
+        data, kind = json.dumps({"data": [{"id": "m", "model_ability": ["chat"]}]}).encode(), "application/json"
+        if length:
+            type(self).body = json.loads(self.rfile.read(length))
+            data, kind = b'data: {"choices":[{"delta":{"content":"yes"},"finish_reason":"stop"}]}\r\n\r\ndata: [DONE]\r\n\r\n', "text/event-stream"
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *args):
+        pass
+
+
 def test_a_conversation_from_a_pipe(server):
     """-i: a message a line, commands too; the second question sees the first."""
     lines = "/set temperature 0\n/set max_tokens 8\nSay: red\n/set temperature 9\n/stats\n/show\n/exit\nnever\n"
@@ -107,12 +159,43 @@ def test_wrong_replica_configs_end_before_anything_is_sent(server, config, messa
 
 
 @pytest.mark.parametrize("args", [
-    (), ("nonsense",), ("launch",), ("launch", "-n", "x", "stray"), ("launch", "-n", "x", "--key"), ("terminate",), ("list", "--what"),
+    (), ("nonsense",), ("bench", "nonsense"), ("config", "nonsense"), ("launch",), ("list", "-e", "nonsense://x"), ("list", "-e", ""), ("login", "-e", "http://"),
+    ("chat", ""), ("chat", "  "), ("generate", ""), ("chat",), ("generate",), ("chat", "-i", "hi"), ("chat", "-u", "", "hi"), ("terminate", "-u", ""),
+    ("launch", "-n", "x", "-u", ""), ("launch", "-n", "x", "-u", " "), ("chat", "--thinking=perhaps", "hi"), ("pull",), ("pull", "no-such-name"), ("register",),
+    ("worker",), ("worker", "--supervisor", "nonsense"), ("serve", "--config", "/nonexistent"), ("config", "check", "--config", "/nonexistent"), ("serve", "--port", "x"), ("launch", "-n", "x", "stray"), ("launch", "-n", "x", "--key"), ("terminate",), ("list", "--what"),
     ("launch", "-n", "x", "--replica", "two"), ("chat", "--temperature", "9", "hi"), ("register", "--file", "/nonexistent"),
     ("launch", "-n", "x", "--replica-config", '[{"devices": [{"worker_ip": "a:1"}]}]', "--worker-ip", "b:1")])
 def test_usage_errors_are_exit_code_2(server, args):
     r = cli(server, *args, expect=2)
     assert r.stderr and not r.stdout
+
+
+@pytest.mark.parametrize("word,meant", [("lanuch", "launch"), ("terminat", "terminate"), ("regist", "register"), ("worker-list", None), ("xyzzy", None)])
+def test_an_unknown_command_is_named(server, word, meant):
+    err = cli(server, word, "-n", "x", expect=2).stderr
+    assert f"there is no command '{word}'" in err and "--help" in err
+    assert ("did you mean" in err) == bool(meant) and (not meant or f"'{meant}'" in err), err
+    assert "replica" not in err  # the command that is not for users
+
+
+def test_an_unset_variable_is_no_default(server):
+    """-u "" is what a script sends whose variable is empty: it must not end another model."""
+    assert "--model-uid" in cli(server, "terminate", "--model-uid", "", expect=2).stderr
+    assert server.http.get(f"/v1/models/{UID}").status_code == 200
+
+
+def test_a_file_of_settings_with_a_key_twice(server, tmp_path):
+    (tmp_path / "c.json").write_text('{"port": 1, "host": "127.0.0.1", "port": 2}')
+    assert "'/port' stands there twice" in cli(server, "config", "check", "--config", str(tmp_path / "c.json"), expect=2).stderr
+    (tmp_path / "c.json").write_text('{"port": 1, "host": "127.0.0.1"}')
+    assert cli(server, "config", "check", "--config", str(tmp_path / "c.json")).stdout == "good\n"
+    shown = json.loads(cli(server, "config", "show", "--config", str(tmp_path / "c.json")).stdout)
+    assert {"port", "auth_file", "auth_failures_max", "hub_endpoint", "hub_token", "hub_cache_dir", "hub_ca_file", "hub_offline", "share_gpus"} <= set(shown)
+
+
+@pytest.mark.parametrize("end", ["/v1", "/v1/", "/", "//"])
+def test_an_endpoint_may_end_as_openais_clients_are_given_it(server, end):
+    assert cli(server, "list", "-e", server.url + end).stdout == cli(server, "list").stdout
 
 
 def test_failures_are_exit_code_1_and_say_why(server):
@@ -136,13 +219,14 @@ def test_every_command_has_help(server):
         assert len(cli(server, command, "--help").stdout.splitlines()) > 3, command
 
 
-def test_an_interrupt_during_launch_cancels_it(server):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_launch_cancels_it(server, sent):
     process = subprocess.Popen([BINARY, "launch", "-n", "slow", "-mp", MODEL, "--n-gpu", "none", "--max_model_len", "512",
                                 "--fault", "fill_delay_ms=600000"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(server))
     rows = lambda: server.http.get("/v1/models/instances", params={"model_uid": "slow"}).json()  # noqa: E731
     wait_for(lambda: [r for r in rows() if r["status"] in ("CREATING", "LOADING")], 20, "the launch has begun")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == 1 and not out, err
     assert "cancelled" in err

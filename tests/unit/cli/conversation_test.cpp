@@ -93,6 +93,10 @@ TEST(Conversation, IsSavedAndLoaded) {
     EXPECT_NE(other.enter("/load /nonexistent/x").text.find("cannot read"), std::string::npos);
     EXPECT_EQ(other.body(), c.body());
     std::filesystem::remove(path);
+    // A folder that is not there is a typing mistake, not an order to make one.
+    const std::string folder = path + ".folder";
+    EXPECT_NE(c.enter("/save " + folder + "/x.json").text.find("cannot write " + folder + "/x.json: No such file or directory"), std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
 TEST(SamplingSettings, RefusesWhatTheServerWould) {
