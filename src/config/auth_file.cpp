@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <ctime>
 #include <optional>
 #include <set>
 
@@ -71,6 +73,50 @@ std::optional<Hashed> parse_hashed(std::string_view stored) {
     return out;
 }
 
+/// "2027-01-31T12:00:00", with a space for the T, with a fraction, with Z or +00:00 behind it.
+std::optional<int64_t> parse_time(const std::string& text) {
+    std::tm t{};
+    int used = 0;
+    char between = 0;
+    if (text.size() > 40 || std::sscanf(text.c_str(), "%4d-%2d-%2d%c%2d:%2d:%2d%n", &t.tm_year, &t.tm_mon, &t.tm_mday, &between, &t.tm_hour, &t.tm_min, &t.tm_sec, &used) != 7)
+        return std::nullopt;
+    std::string_view rest = std::string_view(text).substr(static_cast<size_t>(used));
+    if (rest.starts_with('.')) rest.remove_prefix(std::min(rest.find_first_not_of("0123456789", 1), rest.size()));
+    const bool in_range = t.tm_year >= 1970 && t.tm_mon >= 1 && t.tm_mon <= 12 && t.tm_mday >= 1 && t.tm_mday <= 31 && t.tm_hour >= 0 && t.tm_hour < 24 &&
+                          t.tm_min >= 0 && t.tm_min < 60 && t.tm_sec >= 0 && t.tm_sec <= 60;
+    if (!in_range || (between != 'T' && between != ' ') || !(rest.empty() || rest == "Z" || rest == "+00:00")) return std::nullopt;
+    t.tm_year -= 1900;
+    t.tm_mon -= 1;
+    return static_cast<int64_t>(::timegm(&t));
+}
+
+Expected<AuthKey> parse_key(const Json& value, const std::string& where) {
+    AuthKey out;
+    const Json* text = &value;
+    std::string at = where;
+    if (value.is_object()) {
+        for (const auto& [name, member] : value.items())
+            if (name != "key" && name != "name" && name != "enabled" && name != "expires_at") return wrong(where + "/" + name, "is not known");
+        const auto key = value.find("key");
+        if (key == value.end()) return wrong(where + "/key", "is missing");
+        text = &*key;
+        at += "/key";
+        if (const auto it = value.find("enabled"); it != value.end()) {
+            if (!it->is_boolean()) return wrong(where + "/enabled", "must be true or false, got " + kind_of(*it));
+            out.enabled = it->get<bool>();
+        }
+        if (const auto it = value.find("expires_at"); it != value.end() && !it->is_null()) {
+            const auto time = it->is_string() ? parse_time(it->get<std::string>()) : is_integer(*it) ? std::optional(it->get<int64_t>()) : std::nullopt;
+            if (!time || *time < 1) return wrong(where + "/expires_at", "must be a time such as 2027-01-31T12:00:00Z, or seconds since 1970");
+            out.expires_unix = *time;
+        }
+    }
+    if (text->is_string()) out.text = text->get<std::string>();
+    if (out.text.empty() || std::any_of(out.text.begin(), out.text.end(), [](char c) { return c <= 0x20 || c == 0x7f; }))
+        return wrong(at, "must be a string without spaces that is not empty");
+    return out;
+}
+
 Expected<AuthUser> parse_user(const Json& value, const std::string& where) {
     if (!value.is_object()) return wrong(where, "must be an object, got " + kind_of(value));
     AuthUser user;
@@ -93,10 +139,8 @@ Expected<AuthUser> parse_user(const Json& value, const std::string& where) {
     if (keys == value.end() || keys->is_null()) return user;
     if (!keys->is_array()) return wrong(where + "/api_keys", "must be a list, got " + kind_of(*keys));
     for (size_t i = 0; i < keys->size(); ++i) {
-        const std::string key = (*keys)[i].is_string() ? (*keys)[i].get<std::string>() : std::string();
-        if (key.empty() || std::any_of(key.begin(), key.end(), [](char c) { return c <= 0x20 || c == 0x7f; }))
-            return wrong(where + "/api_keys/" + std::to_string(i), "must be a string without spaces that is not empty");
-        user.api_keys.push_back(key);
+        BATON_TRY_ASSIGN(AuthKey key, parse_key((*keys)[i], where + "/api_keys/" + std::to_string(i)));
+        user.api_keys.push_back(std::move(key));
     }
     return user;
 }
@@ -104,7 +148,7 @@ Expected<AuthUser> parse_user(const Json& value, const std::string& where) {
 }  // namespace
 
 Expected<AuthFile> parse_auth_file(std::string_view json_text) {
-    BATON_TRY_ASSIGN(const Json json, parse_json_text(json_text));
+    BATON_TRY_ASSIGN(const Json json, parse_json_file(json_text));
     if (!json.is_object()) return wrong("/", "must be an object, got " + kind_of(json));
     const auto config = json.find("auth_config");
     if (config == json.end() || !config->is_object()) return wrong("/auth_config", "must be an object");
@@ -127,8 +171,8 @@ Expected<AuthFile> parse_auth_file(std::string_view json_text) {
         const std::string where = "/user_config/" + std::to_string(i);
         BATON_TRY_ASSIGN(AuthUser user, parse_user((*users)[i], where));
         if (!names.insert(user.name).second) return wrong(where + "/username", "stands there twice: " + in_quotes(user.name));
-        for (const std::string& key : user.api_keys)
-            if (!keys.insert(key).second) return wrong(where + "/api_keys", "has a key that stands there twice");
+        for (const AuthKey& key : user.api_keys)
+            if (!keys.insert(key.text).second) return wrong(where + "/api_keys", "has a key that stands there twice");
         out.users.push_back(std::move(user));
     }
     return out;

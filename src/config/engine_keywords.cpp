@@ -59,9 +59,10 @@ Expected<void> choice(const Json& v, const std::string& key, LaunchRequest& requ
                key);
 }
 
+template <auto Member>
 Expected<void> text(const Json& v, const std::string& key, LaunchRequest& request) {
     if (!v.is_string()) return bad(key + " must be a string, got " + kind_of(v), key);
-    request.fault = v.get<std::string>();
+    request.*Member = v.get<std::string>();
     return {};
 }
 
@@ -115,7 +116,7 @@ constexpr auto kMovers = std::to_array<Choice>({{"auto", ""}, {"cuda_ipc", "cuda
 
 constexpr uint64_t kTebibyte = 1ull << 40;
 using R = LaunchRequest;
-const std::array<std::pair<std::string_view, Take>, 26> kKeywords = {{
+const std::array<std::pair<std::string_view, Take>, 28> kKeywords = {{
     {"max_model_len", number<&R::max_model_len, 1, 1 << 20>},
     {"context_length", number<&R::max_model_len, 1, 1 << 20>},
     {"max_num_seqs", number<&R::max_num_seqs, 1, 4096>},
@@ -138,7 +139,9 @@ const std::array<std::pair<std::string_view, Take>, 26> kKeywords = {{
     {"kv_cache_dtype", choice<&R::kv_dtype, kKvDtypes>},
     {"kv_layout", choice<&R::kv_layout, kKvLayouts>},
     {"mover", choice<&R::mover, kMovers>},
-    {"fault", text},
+    {"fault", text<&R::fault>},
+    {"tool_call_parser", text<&R::tool_call_parser>},
+    {"reasoning_parser", text<&R::reasoning_parser>},
     {"envs", environment},
     {"vllm_transfer_backend_type", transfer_backend},
     {"transfer_backend_type", transfer_backend},

@@ -1,5 +1,9 @@
 #include "config/json_text.hpp"
 
+#include <set>
+#include <string>
+#include <vector>
+
 #include "baton/base/encoding.hpp"
 #include "baton/base/limits.hpp"
 
@@ -16,6 +20,30 @@ Expected<Json> parse_json_text(std::string_view text) {
     } catch (const nlohmann::json::exception&) {
         return fail(ErrorCode::kInvalidArgument, "malformed JSON: a number is out of range");
     }
+}
+
+Expected<Json> parse_json_file(std::string_view text) {
+    BATON_TRY_ASSIGN(Json all, parse_json_text(text));
+    std::vector<std::set<std::string>> seen;  // keys of the objects that are open
+    std::vector<std::string> path;            // and where each of them is
+    std::string twice;
+    const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+        if (event == Json::parse_event_t::object_start) {
+            seen.emplace_back();
+            path.emplace_back();
+        } else if (event == Json::parse_event_t::object_end) {
+            seen.pop_back();
+            path.pop_back();
+        } else if (event == Json::parse_event_t::key) {
+            path.back() = parsed.get<std::string>();
+            if (seen.back().insert(path.back()).second || !twice.empty()) return true;
+            for (const std::string& key : path) twice += "/" + key;
+        }
+        return true;
+    };
+    [[maybe_unused]] const Json again = Json::parse(text.begin(), text.end(), watch);
+    if (!twice.empty()) return fail(ErrorCode::kInvalidArgument, in_quotes(twice) + " stands there twice", twice);
+    return all;
 }
 
 std::string in_quotes(std::string_view text) {

@@ -172,7 +172,7 @@ std::string default_cache_dir() {
 std::string default_state_dir() { return folder("XDG_STATE_HOME", "/var/lib", "/.local/state"); }
 
 Expected<void> apply_file(SupervisorSettings& settings, std::string_view json_text) {
-    BATON_TRY_ASSIGN(const Json json, parse_json_text(json_text));
+    BATON_TRY_ASSIGN(const Json json, parse_json_file(json_text));
     if (!json.is_object()) return fail(ErrorCode::kInvalidArgument, "the configuration must be a JSON object");
     for (const auto& [key, value] : json.items()) {
         const Setting* found = find_setting(key);

@@ -283,6 +283,7 @@ void Connection::on_request() {
         return channel_->respond(204, "", preflight_headers(), "");
     state_->exchange_started();
     counted_ = true;
+    permissions_ = parser_.request().permissions;
     auto exchange = std::make_shared<ExchangeOfChannel>(std::move(parser_.request()), channel_,
                                                         std::move(budget_));
     budget_ = BodyBudget(state_);
@@ -301,7 +302,7 @@ void Connection::on_request() {
 /// has no body.
 void Connection::refuse(int status, std::string_view message, Headers headers) {
     ++state_->protocol_errors;
-    const bool framing_known = status == 401 || status == 421;
+    const bool framing_known = status == 401 || status == 421 || status == 429;
     const bool has_body = parser_.chunked() || parser_.content_length() != 0;
     close_after_ = !framing_known || has_body;
     budget_.release();
@@ -381,11 +382,19 @@ bool Connection::write_some() {
     return true;
 }
 
+/// Once for each exchange, however it ends.
+void Connection::end_exchange() {
+    if (!std::exchange(counted_, false)) return;
+    if (state_->options.on_exchange_end)
+        state_->options.on_exchange_end(permissions_, steady_now().ms - request_started_);
+    state_->exchange_finished();
+}
+
 void Connection::finish_exchange(const Channel::Taken& taken) {
     set_deadline(ping_at_, INT64_MAX);
     const auto self = std::exchange(serving_self_, nullptr);
     count_disconnect(channel_->detach());
-    if (std::exchange(counted_, false)) state_->exchange_finished();
+    end_exchange();
     out_ = {};
     out_sent_ = 0;
     if (taken.broken || peer_eof_) return close();
@@ -419,7 +428,7 @@ void Connection::close() {
         count_disconnect(channel_->detach());
         channel_.reset();
     }
-    if (std::exchange(counted_, false)) state_->exchange_finished();
+    end_exchange();
     budget_.release();
     const std::lock_guard lock(state_->mutex);
     state_->connections.erase(this);

@@ -114,6 +114,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void flush();
     bool write_some();
     void finish_exchange(const Channel::Taken& taken);
+    void end_exchange();
     void count_disconnect(bool incomplete);
 
     // ending
@@ -147,6 +148,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool peer_eof_ = false;
     bool close_after_ = false;
     bool counted_ = false;       ///< the exchange is in ServerState::exchanges
+    Permissions permissions_;    ///< of the exchange
     bool gone_counted_ = false;  ///< its disconnect is in ServerState::disconnects
     int64_t read_deadline_ = INT64_MAX;
     int64_t write_deadline_ = INT64_MAX;

@@ -44,10 +44,14 @@ KeyRing::KeyRing(const ServerOptions& options)
         keys_.push_back({sha256(key), {Access::kList, Access::kInference}});
 }
 
-std::optional<Permissions> KeyRing::permissions_of(const Request& request) const {
-    if (keys_.empty() && !authenticate_) return Permissions::all();
+KeyAnswer KeyRing::permissions_of(const Request& request) const {
+    KeyAnswer answer;
+    std::optional<Permissions>& found = answer.permissions;
+    if (keys_.empty() && !authenticate_) {
+        found = Permissions::all();
+        return answer;
+    }
     const std::string_view key = presented_key(request);
-    std::optional<Permissions> found;
     if (!key.empty()) {
         const Digest digest = sha256(key);
         for (const Key& known : keys_) {
@@ -55,13 +59,13 @@ std::optional<Permissions> KeyRing::permissions_of(const Request& request) const
             if (!found) found.emplace();
             found->bits |= known.permissions.bits;
         }
-        if (!found && authenticate_) found = authenticate_(key);
+        if (!found && authenticate_) answer = authenticate_(key, request.remote_address);
     }
     if (!found &&
         std::find(open_paths_.begin(), open_paths_.end(), request.path) != open_paths_.end()) {
         found.emplace();
     }
-    return found;
+    return answer;
 }
 
 std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& keys,
@@ -73,11 +77,15 @@ std::optional<Refusal> check_head(const ServerOptions& options, const KeyRing& k
             return Refusal{421, "this host name is not served here", {}};
         }
     }
-    const std::optional<Permissions> permissions = keys.permissions_of(request);
-    if (!permissions) {
-        return Refusal{401, "Could not validate credentials", {{"WWW-Authenticate", "Bearer"}}};
+    KeyAnswer answer = keys.permissions_of(request);
+    if (!answer.permissions) {
+        Refusal refusal{answer.status, std::move(answer.message), {}};
+        if (answer.status == 401) refusal.headers.emplace_back("WWW-Authenticate", "Bearer");
+        if (answer.retry_after_s > 0)
+            refusal.headers.emplace_back("Retry-After", std::to_string(answer.retry_after_s));
+        return refusal;
     }
-    request.permissions = *permissions;
+    request.permissions = *answer.permissions;
     const std::string_view encoding = request.header("content-encoding");
     if (!encoding.empty() && to_lower(encoding) != "identity") {
         return Refusal{415, "compressed request bodies are not supported", {}};

@@ -16,8 +16,8 @@ namespace baton::http {
 class KeyRing {
   public:
     explicit KeyRing(const ServerOptions& options);
-    /// What a request's sender may do, or nothing when it may not enter.
-    [[nodiscard]] std::optional<Permissions> permissions_of(const Request& request) const;
+    /// What a request's sender may do, or how it is refused.
+    [[nodiscard]] KeyAnswer permissions_of(const Request& request) const;
 
   private:
     struct Key {
@@ -25,14 +25,14 @@ class KeyRing {
         Permissions permissions;
     };
     std::vector<Key> keys_;
-    std::function<std::optional<Permissions>(std::string_view key)> authenticate_;
+    std::function<KeyAnswer(std::string_view key, const std::string& remote)> authenticate_;
     std::vector<std::string> open_paths_;
 };
 
 /// An answer given before any handler sees the request.
 struct Refusal {
     int status = 0;
-    std::string_view message;
+    std::string message;
     Headers headers;
 };
 

@@ -225,6 +225,10 @@ std::string protocol_error_body(int status, std::string_view message) {
             type = "authentication_error";
             code = "invalid_api_key";
             break;
+        case 429:
+            type = "rate_limit_error";
+            code = "rate_limit_exceeded";
+            break;
         case 403:
             type = "permission_error";
             code = "forbidden";

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "baton/base/split_name.hpp"
 #include "names.hpp"
 
 namespace baton::hub {
@@ -29,24 +30,10 @@ tl::unexpected<Error> missing(const PullRequest& request, std::string_view name)
     return fail(ErrorCode::kNotFound, request.repo + " has no " + std::string(name), "model_name");
 }
 
-/// -00001-of-00003 at the end of a stem.
-struct Part {
-    std::string_view stem;
-    int number = 0, count = 0;
-};
-Part part_of(std::string_view stem) {
-    Part out{stem, 0, 0};
-    const size_t n = stem.size();
-    if (n < 16 || stem.substr(n - 9, 4) != "-of-" || stem[n - 15] != '-') return out;
-    const auto digits = [](std::string_view text) { return std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }); };
-    const std::string_view number = stem.substr(n - 14, 5), count = stem.substr(n - 5);
-    if (!digits(number) || !digits(count)) return out;
-    return {stem.substr(0, n - 15), std::stoi(std::string(number)), std::stoi(std::string(count))};
-}
-
-std::string_view stem_of(std::string_view path) {
-    path = path.substr(path.rfind('/') + 1);
-    return path.substr(0, path.size() - 5);  // .gguf
+/// The path without .gguf and without -00001-of-00003; 0 of 0: it is no part.
+SplitName part_of(std::string_view path) {
+    if (auto name = parse_split_name(path)) return std::move(*name);
+    return {std::string(path.substr(0, path.size() - 5)), 0, 0};
 }
 
 bool is_gguf(std::string_view path) {
@@ -60,9 +47,7 @@ GgufSets gguf_sets(const std::vector<std::string>& names) {
     GgufSets out;
     for (const std::string& name : names) {
         if (!is_gguf(name)) continue;
-        const std::string_view stem = stem_of(name);
-        const std::string folder = name.substr(0, name.rfind('/') + 1);
-        out[folder + std::string(part_of(stem).stem)].push_back(name);
+        out[part_of(name).stem].push_back(name);
     }
     for (auto& [key, parts] : out) std::sort(parts.begin(), parts.end());
     return out;
@@ -72,10 +57,12 @@ Expected<Plan> plan_of_set(const std::vector<std::string>& parts, const PullRequ
     Plan plan;
     plan.format = "ggufv2";
     plan.weights = parts;
-    const int count = part_of(stem_of(parts.front())).count;
+    const uint32_t count = part_of(parts.front()).count;
     plan.split = count > 1;
-    for (int i = 0; count > 0 && i < count; ++i)
-        if (static_cast<size_t>(i) >= parts.size() || part_of(stem_of(parts[static_cast<size_t>(i)])).number != i + 1)
+    if (request.description_only) plan.weights.resize(1);  // it has the metadata
+    const uint32_t needed = request.description_only ? std::min(count, 1u) : count;
+    for (uint32_t i = 0; i < needed; ++i)
+        if (i >= parts.size() || part_of(parts[i]).number != i + 1)
             return fail(ErrorCode::kNotFound, request.repo + " lacks part " + std::to_string(i + 1) + " of " + std::to_string(count) + " of " + parts.front(), "model_name");
     return plan;
 }
@@ -117,6 +104,7 @@ Expected<Plan> plan_safetensors(const std::vector<std::string>& names, const Pul
     }
     for (const std::string_view name : kTaken)
         if (has(names, name)) plan.first.emplace_back(name);
+    if (request.description_only) return plan;
     if (has(names, "model.safetensors")) plan.weights = {"model.safetensors"};
     else if (has(names, kIndexName)) plan.index = kIndexName;
     else return missing(request, "model.safetensors");
@@ -126,7 +114,7 @@ Expected<Plan> plan_safetensors(const std::vector<std::string>& names, const Pul
 }  // namespace
 
 std::string gguf_quantization(std::string_view file_name) {
-    const std::string stem = lower(part_of(stem_of(file_name)).stem);
+    const std::string stem = lower(part_of(file_name).stem);
     static constexpr std::array<std::string_view, 34> kTypes = {
         "f32",    "f16",    "fp16",   "bf16", "q8_0", "q8_1", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q2_k_s", "q2_k_l", "q3_k_s", "q3_k_m", "q3_k_l", "q3_k_xl",
         "q4_k_s", "q4_k_m", "q4_k_l", "q5_k_s", "q5_k_m", "q5_k_l", "q6_k", "q6_k_l", "q4_k", "q5_k", "q3_k", "iq2_m", "iq3_m", "iq3_xs", "iq4_xs", "iq4_nl", "q8_k"};
@@ -153,8 +141,10 @@ Expected<Plan> plan_files(const std::vector<std::string>& names, const PullReque
     if (format == "pytorch" || format == "safetensors") return plan_safetensors(names, request);
     if (!format.empty())
         return fail(ErrorCode::kUnsupported, "model_format " + in_quotes(request.format) + " is not supported by baton; use pytorch or ggufv2", "model_format");
-    const bool safetensors = has(names, "model.safetensors") || has(names, kIndexName);
     const bool gguf = std::any_of(names.begin(), names.end(), [](const std::string& n) { return is_gguf(n); });
+    // Of what was only described before, a cache has no weights.
+    const bool described = request.description_only && !gguf && has(names, kNeeded[0]) && has(names, kNeeded[1]);
+    const bool safetensors = has(names, "model.safetensors") || has(names, kIndexName) || described;
     const bool unquantised = request.quantization.empty() || lower(request.quantization) == "none";
     if (safetensors && (unquantised || !gguf)) return plan_safetensors(names, request);
     if (gguf) return plan_gguf(names, request);

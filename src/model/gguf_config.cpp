@@ -80,15 +80,31 @@ Expected<void> read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec
     return {};
 }
 
-const StoredTensor* find_tensor(const GgufFile& file, std::string_view name) {
-    const auto it = std::find_if(file.tensors().begin(), file.tensors().end(),
-                                 [&](const StoredTensor& t) { return t.name == name; });
-    return it == file.tensors().end() ? nullptr : &*it;
+const StoredTensor* find_tensor(const std::vector<const StoredTensor*>& tensors,
+                                std::string_view name) {
+    const auto it = std::find_if(tensors.begin(), tensors.end(),
+                                 [&](const StoredTensor* t) { return t->name == name; });
+    return it == tensors.end() ? nullptr : *it;
+}
+
+/// Rows of the embedding; without it the tokens that the metadata lists.
+Expected<uint32_t> vocabulary(const GgufFile& file, const StoredTensor* embedding, Weights weights) {
+    if (embedding == nullptr && weights == Weights::kAbsent) {
+        BATON_TRY_ASSIGN(const auto tokens, file.get_strings("tokenizer.ggml.tokens"));
+        return static_cast<uint32_t>(std::min<size_t>(tokens.size(), kSizeMax));
+    }
+    if (embedding == nullptr || embedding->shape.size() != 2 || embedding->shape[0] > kSizeMax) {
+        return fail(ErrorCode::kCorrupt,
+                    "GGUF tensor 'token_embd.weight' is missing or not a matrix");
+    }
+    return static_cast<uint32_t>(embedding->shape[0]);
 }
 
 }  // namespace
 
-Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
+Expected<ModelSpec> spec_from_gguf(const GgufFile& file,
+                                   const std::vector<const StoredTensor*>& tensors,
+                                   Weights weights) {
     ModelSpec spec;
     BATON_TRY_ASSIGN(spec.architecture, file.get_string("general.architecture"));
     // A recurrent file must be told so before its other metadata can confuse the reader.
@@ -110,12 +126,7 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
         return not_supported("a value dimension other than the key dimension");
     BATON_TRY_ASSIGN(s.ffn, keys.size("feed_forward_length"));
     BATON_TRY_ASSIGN(s.context, keys.size("context_length"));
-    const StoredTensor* embedding = find_tensor(file, "token_embd.weight");
-    if (embedding == nullptr || embedding->shape.size() != 2 || embedding->shape[0] > kSizeMax) {
-        return fail(ErrorCode::kCorrupt,
-                    "GGUF tensor 'token_embd.weight' is missing or not a matrix");
-    }
-    s.vocab = static_cast<uint32_t>(embedding->shape[0]);
+    BATON_TRY_ASSIGN(s.vocab, vocabulary(file, find_tensor(tensors, "token_embd.weight"), weights));
     if (!keys.has("attention.layer_norm_rms_epsilon")) {
         return fail(ErrorCode::kCorrupt,
                     "GGUF metadata 'attention.layer_norm_rms_epsilon' is missing");
@@ -123,7 +134,7 @@ Expected<ModelSpec> spec_from_gguf(const GgufFile& file) {
     BATON_TRY_ASSIGN(const double eps, keys.number("attention.layer_norm_rms_epsilon", 0.0));
     spec.eps = static_cast<float>(eps);
     BATON_TRY_ASSIGN(spec.sliding_window, keys.size("attention.sliding_window", 0));
-    spec.tied = find_tensor(file, "output.weight") == nullptr;
+    spec.tied = find_tensor(tensors, "output.weight") == nullptr;
     spec.qk_norm = spec.family == "qwen3";
     spec.qkv_bias = spec.family == "qwen2" ? Bias::kRequired : Bias::kIfPresent;
     spec.out_bias = Bias::kIfPresent;

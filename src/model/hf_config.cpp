@@ -120,8 +120,9 @@ Expected<void> read_biases(const Json& config, ModelSpec& spec) {
 
 }  // namespace
 
-Expected<ModelSpec> spec_from_config(const Json& config) {
-    if (!config.is_object()) return fail(ErrorCode::kCorrupt, "config.json is not an object");
+namespace {
+
+Expected<ModelSpec> read_config(const Json& config) {
     ModelSpec spec;
     BATON_TRY_ASSIGN(spec.architecture, string_member(config, "model_type"));
     BATON_TRY(check_architecture(spec.architecture));
@@ -150,6 +151,17 @@ Expected<ModelSpec> spec_from_config(const Json& config) {
     BATON_TRY(read_rope(config, spec.rope));
     BATON_TRY_ASSIGN(spec.sliding_window, read_window(config, spec.family));
     BATON_TRY(finish_spec(spec));
+    return spec;
+}
+
+}  // namespace
+
+Expected<ModelSpec> spec_from_config(const Json& config) {
+    if (!config.is_object()) return fail(ErrorCode::kCorrupt, "config.json is not an object");
+    auto spec = read_config(config);
+    // What is not supported names itself; a field that is missing or wrong is looked for in its file.
+    if (!spec && spec.error().code == ErrorCode::kCorrupt)
+        return fail(ErrorCode::kCorrupt, "config.json: " + spec.error().message);
     return spec;
 }
 

@@ -167,6 +167,14 @@ Expected<void> hf_generation(const Json& config, GenerationDefaults& g) {
     return {};
 }
 
+/// What config.json says of the weights, where they are not there: "BF16".
+std::string weight_type(const Json& config) {
+    const Json* type = member(config, "torch_dtype");
+    if (type == nullptr) type = member(config, "dtype");
+    if (type == nullptr) return {};
+    return *type == "bfloat16" ? "BF16" : *type == "float16" ? "F16" : *type == "float32" ? "F32" : "";
+}
+
 Expected<void> inspect_directory(const Source& source, ModelInfo& info,
                                  std::vector<std::string>& side_files) {
     auto tokenizer = read_file(source.dir + "/tokenizer.json", limits::kModelHeaderBytesMax);
@@ -195,6 +203,7 @@ Expected<void> inspect_directory(const Source& source, ModelInfo& info,
         }
     }
     if (!info.eos_token.empty()) add_eos(info, info.tokenizer->find(info.eos_token));
+    if (info.quantization.empty()) info.quantization = weight_type(config);
     const Json* eos = member(generation, "eos_token_id");
     add_eos(info, eos != nullptr ? eos : member(config, "eos_token_id"));
     info.chat_template_source = jinja.empty() ? template_of(tokens) : jinja;
@@ -206,9 +215,9 @@ Expected<void> inspect_directory(const Source& source, ModelInfo& info,
 
 }  // namespace
 
-Expected<ModelInfo> inspect_model(const std::string& path) {
-    BATON_TRY_ASSIGN(const Source source, open_source(path));
-    BATON_TRY(source.plan(/*copy=*/false));
+Expected<ModelInfo> inspect_model(const std::string& path, Weights weights) {
+    BATON_TRY_ASSIGN(const Source source, open_source(path, weights));
+    if (weights == Weights::kChecked) BATON_TRY(source.plan(/*copy=*/false));
     ModelInfo info;
     info.architecture = source.spec.architecture;
     info.family = source.spec.family;
@@ -218,7 +227,7 @@ Expected<ModelInfo> inspect_model(const std::string& path) {
     info.format = source.is_gguf() ? "gguf" : "safetensors";
     count_weights(source, info);
     std::vector<std::string> side_files;
-    BATON_TRY(source.is_gguf() ? inspect_gguf(*source.files->gguf, info)
+    BATON_TRY(source.is_gguf() ? inspect_gguf(source.files->ggufs.front(), info)
                                : inspect_directory(source, info, side_files));
     BATON_TRY(check_vocabulary(info));
     compile_template(info);

@@ -5,7 +5,9 @@
 #include <system_error>
 
 #include "baton/base/limits.hpp"
+#include "baton/base/split_name.hpp"
 #include "baton/model/model.hpp"
+#include "gguf_parts.hpp"
 #include "layout_check.hpp"
 
 namespace baton::model {
@@ -39,34 +41,43 @@ Expected<DirContents> list_dir(const std::string& path) {
     return out;
 }
 
-Expected<Source> open_gguf(const std::string& path) {
+Expected<Source> open_gguf(const std::string& path, Weights weights) {
     Source source;
     source.files = std::make_shared<WeightFiles>();
-    BATON_TRY_ASSIGN(GgufFile file, GgufFile::open(path));
-    source.files->gguf.emplace(std::move(file));
-    const GgufFile& gguf = *source.files->gguf;
-    if (gguf.has("split.count")) {
-        BATON_TRY_ASSIGN(const uint64_t parts, gguf.get_uint("split.count"));
-        if (parts > 1) return not_supported("GGUF split over several files");
-    }
-    BATON_TRY_ASSIGN(source.spec, spec_from_gguf(gguf));
+    BATON_TRY_ASSIGN(source.files->ggufs, open_gguf_parts(path, weights));
+    BATON_TRY_ASSIGN(source.spec,
+                     spec_from_gguf(source.files->ggufs.front(), source.tensors(), weights));
     return source;
 }
 
-Expected<Source> open_safetensors(const std::string& dir) {
+/// The one GGUF of a directory: its only such file, or the first of its parts.
+Expected<std::string> only_gguf(const std::string& dir, std::vector<std::string> paths) {
+    std::sort(paths.begin(), paths.end());
+    const auto first = parse_split_name(paths.front());
+    const bool one = paths.size() == 1 || (first && std::all_of(paths.begin(), paths.end(), [&](const std::string& p) {
+        const auto name = parse_split_name(p);
+        return name && name->stem == first->stem && name->count == first->count;
+    }));
+    if (one) return paths.front();
+    return fail(ErrorCode::kInvalidArgument,
+                "model directory " + dir + " holds several .gguf files: name one");
+}
+
+Expected<Source> open_safetensors(const std::string& dir, Weights weights) {
     Source source;
     source.dir = dir;
     source.files = std::make_shared<WeightFiles>();
     BATON_TRY_ASSIGN(source.config, read_file(dir + "/config.json", limits::kModelStringBytesMax));
     BATON_TRY_ASSIGN(const Json config, parse_json(source.config, "config.json"));
     BATON_TRY_ASSIGN(source.spec, spec_from_config(config));
+    if (weights == Weights::kAbsent) return source;
     BATON_TRY_ASSIGN(source.files->shards, open_safetensors_dir(dir));
     return source;
 }
 
 }  // namespace
 
-Expected<Source> open_source(const std::string& path) {
+Expected<Source> open_source(const std::string& path, Weights weights) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     if (!fs::exists(status)) return fail(ErrorCode::kNotFound, "model " + path + " does not exist");
@@ -75,18 +86,18 @@ Expected<Source> open_source(const std::string& path) {
             return fail(ErrorCode::kInvalidArgument,
                         "give the model's directory, not its safetensors file");
         }
-        return open_gguf(path);
+        return open_gguf(path, weights);
     }
     if (!fs::is_directory(status)) {
         return fail(ErrorCode::kInvalidArgument,
                     "model " + path + " is neither a file nor a directory");
     }
     BATON_TRY_ASSIGN(const DirContents contents, list_dir(path));
-    if (contents.config && contents.safetensors) return open_safetensors(path);
-    if (contents.gguf.size() == 1) return open_gguf(contents.gguf[0]);
-    if (contents.gguf.size() > 1) {
-        return fail(ErrorCode::kInvalidArgument,
-                    "model directory " + path + " holds several .gguf files: name one");
+    if (contents.config && (contents.safetensors || weights == Weights::kAbsent))
+        return open_safetensors(path, weights);
+    if (!contents.gguf.empty()) {
+        BATON_TRY_ASSIGN(const std::string file, only_gguf(path, contents.gguf));
+        return open_gguf(file, weights);
     }
     if (contents.config) {
         // Tell an architecture that baton lacks before the weights it may not even have as
@@ -103,8 +114,8 @@ Expected<Source> open_source(const std::string& path) {
 
 std::vector<const StoredTensor*> Source::tensors() const {
     std::vector<const StoredTensor*> out;
-    if (is_gguf()) {
-        for (const StoredTensor& t : files->gguf->tensors()) out.push_back(&t);
+    for (const GgufFile& part : files->ggufs) {
+        for (const StoredTensor& t : part.tensors()) out.push_back(&t);
     }
     for (const SafetensorsFile& shard : files->shards) {
         for (const StoredTensor& t : shard.tensors()) out.push_back(&t);
@@ -156,7 +167,7 @@ Digest model_identity(const Source& source, const std::vector<std::string>& side
         append_digest(text, header);
         append_number(text, bytes.size());
     };
-    if (source.is_gguf()) file(source.files->gguf->header(), source.files->gguf->bytes());
+    for (const GgufFile& part : source.files->ggufs) file(part.header(), part.bytes());
     for (const SafetensorsFile& shard : source.files->shards) file(shard.header(), shard.bytes());
     append_digest(text, std::as_bytes(std::span(source.config)));
     for (const std::string& side : side_files) append_digest(text, std::as_bytes(std::span(side)));

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "baton/base/digest.hpp"
 #include "baton/base/error.hpp"
 #include "baton/model/gguf_file.hpp"
+#include "baton/model/model.hpp"
 #include "baton/model/safetensors_file.hpp"
 #include "json.hpp"
 #include "plan_builder.hpp"
@@ -18,7 +18,7 @@ namespace baton::model {
 
 /// The opened weight files of a model; the plan's views point into them.
 struct WeightFiles {
-    std::optional<GgufFile> gguf;
+    std::vector<GgufFile> ggufs;  ///< the parts of one, in order; the first has the metadata
     std::vector<SafetensorsFile> shards;
     OwnedBytes owned;
 };
@@ -30,14 +30,14 @@ struct Source {
     ModelSpec spec;
     std::shared_ptr<WeightFiles> files;
 
-    [[nodiscard]] bool is_gguf() const { return files->gguf.has_value(); }
+    [[nodiscard]] bool is_gguf() const { return !files->ggufs.empty(); }
     [[nodiscard]] std::vector<const StoredTensor*> tensors() const;
     /// The plan; with `copy` false it is checked in full but must not be run (see PlanBuilder).
     [[nodiscard]] Expected<backend::Plan> plan(bool copy) const;
 };
 
 /// Finds and opens the model at `path`: a file, or a directory (see inspect_model).
-[[nodiscard]] Expected<Source> open_source(const std::string& path);
+[[nodiscard]] Expected<Source> open_source(const std::string& path, Weights weights = Weights::kChecked);
 
 /// See ModelInfo::identity. `side_files` are the texts of the other files that shape what the model
 /// does.

@@ -8,6 +8,7 @@
 #include "baton/backend/plan.hpp"
 #include "baton/base/error.hpp"
 #include "baton/model/gguf_file.hpp"
+#include "baton/model/model.hpp"
 #include "json.hpp"
 
 namespace baton::model {
@@ -64,8 +65,11 @@ struct ModelSpec {
 
 /// The spec of a Hugging Face config.json.
 [[nodiscard]] Expected<ModelSpec> spec_from_config(const Json& config);
-/// The spec of a GGUF file's metadata; the vocabulary is the embedding's.
-[[nodiscard]] Expected<ModelSpec> spec_from_gguf(const GgufFile& file);
+/// The spec of a GGUF's metadata, in its first file; `tensors` are those of all files. The vocabulary
+/// is the embedding's, or the tokenizer's where that tensor is not among them.
+[[nodiscard]] Expected<ModelSpec> spec_from_gguf(const GgufFile& file,
+                                                 const std::vector<const StoredTensor*>& tensors,
+                                                 Weights weights);
 
 /// Inverse frequencies and attention scale of `spec`. `divisors` (GGUF rope_freqs.weight, [head_dim
 /// / 2]) divide the frequencies; empty: none.

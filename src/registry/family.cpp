@@ -5,7 +5,6 @@
 #include <cctype>
 
 #include "baton/openai/json.hpp"
-#include "baton/registry/registry.hpp"
 
 namespace baton::registry {
 namespace {
@@ -14,6 +13,7 @@ constexpr size_t kNameBytesMax = 100;
 constexpr size_t kSpecsMax = 200;
 constexpr size_t kListMax = 100;
 constexpr size_t kTextBytesMax = 4096;
+constexpr size_t kTemplateBytesMax = 1u << 20;
 
 tl::unexpected<Error> bad(const std::string& why, const std::string& field) { return fail(ErrorCode::kInvalidArgument, "Invalid model: " + field + " " + why, field); }
 
@@ -108,6 +108,28 @@ Expected<Spec> spec_of(const Json& object) {
     return out;
 }
 
+Expected<Style> style_of(const Json& given) {
+    Style out;
+    if (const Json* v = member(given, "chat_template"); v != nullptr) {
+        if (!v->is_string() || v->get_ref<const std::string&>().size() > kTemplateBytesMax) return bad("must be a string of at most 1 MiB", "chat_template");
+        out.chat_template = v->get<std::string>();
+    }
+    BATON_TRY_ASSIGN(out.stop, texts(given, "stop"));
+    if (std::find(out.stop.begin(), out.stop.end(), "") != out.stop.end()) return bad("must not hold an empty text", "stop");
+    if (const Json* ids = member(given, "stop_token_ids"); ids != nullptr) {
+        if (!ids->is_array() || ids->size() > kListMax) return bad("must be a list of token ids", "stop_token_ids");
+        for (const Json& id : *ids) {
+            if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) return bad("must be a list of token ids", "stop_token_ids");
+            out.stop_token_ids.push_back(id.get<int32_t>());
+        }
+    }
+    BATON_TRY_ASSIGN(out.reasoning_start, text(given, "reasoning_start_tag"));
+    BATON_TRY_ASSIGN(out.reasoning_end, text(given, "reasoning_end_tag"));
+    if (out.reasoning_start.empty() != out.reasoning_end.empty()) return bad("and reasoning_end_tag go together", "reasoning_start_tag");
+    BATON_TRY_ASSIGN(out.tool_parser, text(given, "tool_parser"));
+    return out;
+}
+
 }  // namespace
 
 bool equal_nocase(std::string_view a, std::string_view b) {
@@ -151,6 +173,7 @@ Expected<Family> Family::parse(const Json& given, bool built_in) {
         if (std::find(kText.begin(), kText.end(), a) == kText.end()) return bad("has " + openai::echo_input(a) + ", which baton does not serve", "model_ability");
     if (const Json* context = member(given, "context_length"); context != nullptr && (!context->is_number_integer() || context->get<int64_t>() < 1))
         return bad("must be a positive integer", "context_length");
+    BATON_TRY_ASSIGN(out.style_, style_of(given));
     const Json* specs = member(given, "model_specs");
     if (specs == nullptr || !specs->is_array() || specs->empty() || specs->size() > kSpecsMax) return bad("must be a list of at least one", "model_specs");
     for (const Json& item : *specs) {

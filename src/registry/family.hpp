@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "baton/base/error.hpp"
+#include "baton/registry/registry.hpp"
 
 namespace baton::registry {
 
@@ -40,6 +41,8 @@ class Family {
     [[nodiscard]] const std::vector<std::string>& abilities() const { return abilities_; }
     [[nodiscard]] const std::vector<std::string>& languages() const { return languages_; }
     [[nodiscard]] const std::string& description() const { return description_; }
+    /// As given: the chat template may be the name of another family.
+    [[nodiscard]] const Style& style() const { return style_; }
     [[nodiscard]] bool can(std::string_view ability) const;
     [[nodiscard]] const Json& given() const { return given_; }
 
@@ -51,6 +54,7 @@ class Family {
     bool built_in_ = false, persists_ = false;
     std::vector<std::string> abilities_, languages_;
     std::vector<Spec> specs_;
+    Style style_;
 };
 
 /// A JSON size (0.5, 7, "0_5") in the API's way of writing: a whole number, or text with an underscore.

@@ -15,7 +15,9 @@
 #include "baton/base/check.hpp"
 #include "baton/base/fd.hpp"
 #include "baton/base/log.hpp"
+#include "baton/base/split_name.hpp"
 #include "baton/openai/json.hpp"
+#include "baton/text/chat_template.hpp"
 #include "family.hpp"
 #include "families_text.hpp"
 
@@ -60,7 +62,7 @@ std::string file_name(const Source& source, const std::string& quantization) {
 /// The choices of one launch, narrowed one field after the other; each says what was allowed.
 class Choice {
   public:
-    Choice(const Family& family, const Wanted& wanted) : family_(family), wanted_(wanted) {
+    Choice(const Family& family, const Wanted& wanted, const Style& style) : family_(family), wanted_(wanted), style_(style) {
         for (const Spec& s : family.specs()) left_.push_back(&s);
     }
 
@@ -145,10 +147,12 @@ class Choice {
         out.abilities = family_.abilities();
         out.languages = family_.languages();
         out.description = family_.description();
+        out.style = style_;
     }
 
     const Family& family_;
     const Wanted& wanted_;
+    const Style& style_;
     std::vector<const Spec*> left_;
 };
 
@@ -218,6 +222,32 @@ const Family* Registry::find(std::string_view name) const {
     return it == families_.end() ? nullptr : it->second.get();
 }
 
+/// The family's own; where its template is the name of another one that one's, as far as it has any.
+Style Registry::style_of(const Family& family) const {
+    const Family* other = find(family.style().chat_template);
+    if (other == nullptr) return family.style();
+    Style out = other->style();
+    if (find(out.chat_template) != nullptr) out.chat_template.clear();  // names one itself: the files say it then
+    if (out.stop.empty()) out.stop = family.style().stop;
+    if (out.stop_token_ids.empty()) out.stop_token_ids = family.style().stop_token_ids;
+    if (out.reasoning_start.empty()) {
+        out.reasoning_start = family.style().reasoning_start;
+        out.reasoning_end = family.style().reasoning_end;
+    }
+    if (out.tool_parser.empty()) out.tool_parser = family.style().tool_parser;
+    return out;
+}
+
+/// A template is the name of a family, or a template that can be rendered.
+Expected<void> Registry::check_style(const Style& style) const {
+    if (style.chat_template.empty() || find(style.chat_template) != nullptr) return {};
+    if (style.chat_template.find("{{") == std::string::npos && style.chat_template.find("{%") == std::string::npos)
+        return fail(ErrorCode::kInvalidArgument, "Invalid model: chat_template is neither a template nor the name of a model known here", "chat_template");
+    auto compiled = text::ChatTemplate::compile(style.chat_template);
+    if (compiled) return {};
+    return fail(ErrorCode::kInvalidArgument, "Invalid model: chat_template: " + compiled.error().message, "chat_template");
+}
+
 std::string Registry::known_names() const {
     std::vector<std::string> names;
     for (const auto& [name, family] : families_)
@@ -239,7 +269,8 @@ Expected<Resolved> Registry::resolve(const Wanted& wanted, std::string_view defa
     }
     if (family == nullptr)
         return fail(ErrorCode::kInvalidArgument, "model '" + openai::echo_input(wanted.name) + "' is not known by name here; give its files with model_path, a repository as org/name, or one of " + known_names(), "model_name");
-    Choice choice(*family, wanted);
+    const Style style = style_of(*family);
+    Choice choice(*family, wanted, style);
     BATON_TRY(choice.by_size());
     BATON_TRY(choice.by_format());
     BATON_TRY_ASSIGN(const std::string quantization, choice.by_quantization());
@@ -251,6 +282,7 @@ Expected<void> Registry::add(std::string_view model_json, bool persist) {
     BATON_TRY_ASSIGN(Family family, Family::parse(Json::parse(model_json), false));
     const std::string name = family.name();
     if (find(name) != nullptr) return fail(ErrorCode::kInvalidArgument, "Model " + name + " already registered", "model_name");
+    BATON_TRY(check_style(family.style()));
     if (families_.size() >= kRegisteredMax) return fail(ErrorCode::kInvalidArgument, "too many models are registered", "model_name");
     family.set_persists(persist);
     families_[name] = std::make_unique<Family>(std::move(family));
@@ -364,12 +396,14 @@ std::string Registry::vllm_supported_json() const {
 }
 
 std::string Registry::cached_row_json(const std::string& hub, const std::string& repo, const std::string& file) const {
+    const auto part = parse_split_name(file);  // a registry names a GGUF as if it were one file
+    const std::string whole = part ? part->stem + ".gguf" : file;
     for (const auto& [name, family] : families_)
         for (const Spec& s : family->specs())
             for (const Source& source : s.sources) {
                 if (source.hub != hub || source.repo != repo) continue;
                 for (const std::string& q : source.quantizations)
-                    if (s.format != "ggufv2" || equal_nocase(file_name(source, q), file))
+                    if (s.format != "ggufv2" || equal_nocase(file_name(source, q), whole))
                         return dump({{"model_name", name}, {"model_format", s.format}, {"model_size_in_billions", size_json(s.size)}, {"quantization", q}});
             }
     const bool gguf = lower(file).ends_with(".gguf");

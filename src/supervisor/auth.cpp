@@ -1,10 +1,12 @@
 #include "auth.hpp"
 
+#include <algorithm>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "baton/base/clock.hpp"
 #include "baton/base/encoding.hpp"
 #include "baton/base/log.hpp"
 
@@ -14,9 +16,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kTokenBytesMax = 4096;
-constexpr int kFailuresMax = 10;             ///< from one address within the window
-constexpr int64_t kFailureWindowMs = 60'000;
-constexpr size_t kRemotesMax = 4096;
+constexpr Bans::Rule kLoginRule{10, 60'000, 60'000};
+constexpr size_t kKeyFailuresMax = 5;        ///< at most: of one key that is no longer good, at one address
 constexpr int64_t kRefreshFactor = 48;       ///< a refresh token lives that many times as long as an access token
 
 std::string_view as_text(const Digest& d) { return {reinterpret_cast<const char*>(d.data()), d.size()}; }
@@ -39,13 +40,19 @@ std::string make_token(const std::string& secret, const config::AuthUser& user, 
     return out + "." + sign(secret, out);
 }
 
-/// The claims of a token whose signature is right and whose time has not come; null otherwise.
-Json claims_of(const std::string& secret, std::string_view token) {
+bool is_signed(const std::string& secret, std::string_view token) {
     const size_t second = token.rfind('.');
     const size_t first = token.find('.');
-    if (token.size() > kTokenBytesMax || first == std::string_view::npos || second == first) return nullptr;
+    if (token.size() > kTokenBytesMax || first == std::string_view::npos || second == first) return false;
+    return equal_constant_time(sign(secret, token.substr(0, second)), token.substr(second + 1));
+}
+
+/// The claims of a token whose signature is right and whose time has not come; null otherwise.
+Json claims_of(const std::string& secret, std::string_view token) {
     // The signature first: nothing unsigned is ever parsed.
-    if (!equal_constant_time(sign(secret, token.substr(0, second)), token.substr(second + 1))) return nullptr;
+    if (!is_signed(secret, token)) return nullptr;
+    const size_t second = token.rfind('.');
+    const size_t first = token.find('.');
     const auto header = from_base64url(token.substr(0, first));
     const auto payload = from_base64url(token.substr(first + 1, second - first - 1));
     if (!header || !payload) return nullptr;
@@ -59,8 +66,11 @@ Json claims_of(const std::string& secret, std::string_view token) {
 
 }  // namespace
 
-Expected<std::unique_ptr<Auth>> Auth::load(std::string path) {
-    std::unique_ptr<Auth> auth(new Auth(std::move(path)));
+Auth::Auth(std::string path, Bans::Rule rule)
+    : path_(std::move(path)), logins_(kLoginRule), addresses_(rule), keys_at_addresses_({std::min(rule.failures_max, kKeyFailuresMax), rule.window_ms, rule.ban_ms}) {}
+
+Expected<std::unique_ptr<Auth>> Auth::load(std::string path, Bans::Rule rule) {
+    std::unique_ptr<Auth> auth(new Auth(std::move(path), rule));
     BATON_TRY(auth->reload());
     return auth;
 }
@@ -76,7 +86,7 @@ Expected<void> Auth::reload() {
     next->file = std::move(*parsed);
     for (size_t i = 0; i < next->file.users.size(); ++i) {
         next->users[next->file.users[i].name] = i;
-        for (const std::string& key : next->file.users[i].api_keys) next->keys[sha256(key)] = i;
+        for (const config::AuthKey& key : next->file.users[i].api_keys) next->keys[sha256(key.text)] = {i, &key};
     }
     log::info("auth.loaded", {{"users", next->users.size()}, {"keys", next->keys.size()}});
     const std::lock_guard lock(mutex_);
@@ -89,26 +99,67 @@ std::shared_ptr<const Auth::State> Auth::state() const {
     return state_;
 }
 
-size_t Auth::keys() const { return state()->keys.size(); }
-
-std::optional<http::Permissions> Auth::permissions_of(std::string_view key) const {
+http::KeyAnswer Auth::check(std::string_view key, const std::string& remote) {
     const auto now = state();
+    {
+        const std::lock_guard lock(mutex_);
+        if (const int64_t left_ms = addresses_.left_ms(remote, steady_now()); left_ms > 0)
+            return {std::nullopt, 429, "Too many failed attempts. IP temporarily banned.", retry_after_s(left_ms)};
+    }
     // Looked up by digest: how long that takes says nothing of any key's characters.
-    if (const auto it = now->keys.find(sha256(key)); it != now->keys.end()) {
-        key_requests_.fetch_add(1, std::memory_order_relaxed);
-        http::Permissions out;
-        out.bits = now->file.users[it->second].permissions;
-        const bool admin = out.allow(http::Access::kAdmin);
-        const http::Permissions most{http::Access::kList, http::Access::kInference};
-        out.bits = admin ? most.bits : static_cast<uint8_t>(out.bits & most.bits);
-        out.limited_key = true;
+    const Digest digest = sha256(key);
+    if (const auto it = now->keys.find(digest); it != now->keys.end()) return check_key(*now, it->second, digest, remote);
+    if (const config::AuthUser* user = user_of(*now, key, "access"); user != nullptr) {
+        http::KeyAnswer out;
+        out.permissions.emplace().bits = user->permissions;
         return out;
     }
-    const config::AuthUser* user = user_of(*now, key, "access");
-    if (user == nullptr) return std::nullopt;
-    http::Permissions out;
-    out.bits = user->permissions;
+    // A token of ours that is no longer good is no guess: its owner logs in again.
+    if (is_signed(now->file.secret_key, key)) return {};
+    const std::lock_guard lock(mutex_);
+    if (addresses_.failed(remote, steady_now())) log::warn("auth.address_banned", {{"remote", remote}});
+    return {};
+}
+
+/// A key that the file has.
+http::KeyAnswer Auth::check_key(const State& state, const Key& key, const Digest& digest, const std::string& remote) {
+    key_requests_.fetch_add(1, std::memory_order_relaxed);
+    const std::string at = remote + "\n" + to_hex(digest);
+    const std::lock_guard lock(mutex_);
+    const TimeMs now = steady_now();
+    if (const int64_t left_ms = keys_at_addresses_.left_ms(at, now); left_ms > 0)
+        return {std::nullopt, 429, "Too many failed attempts for this key.", retry_after_s(left_ms)};
+    if (!key.key->enabled || key.key->expired(std::time(nullptr))) {
+        if (keys_at_addresses_.failed(at, now)) log::warn("auth.key_banned", {{"remote", remote}, {"user", state.file.users[key.user].name}});
+        return {std::nullopt, 401, key.key->enabled ? "API key has expired" : "API key is disabled", 0};
+    }
+    http::KeyAnswer out;
+    http::Permissions& rights = out.permissions.emplace();
+    rights.bits = state.file.users[key.user].permissions;
+    const http::Permissions most{http::Access::kList, http::Access::kInference};
+    rights.bits = rights.allow(http::Access::kAdmin) ? most.bits : static_cast<uint8_t>(rights.bits & most.bits);
+    rights.limited_key = true;
     return out;
+}
+
+Auth::Counts Auth::counts() const {
+    Counts out;
+    const auto now = state();
+    const int64_t unix_s = std::time(nullptr);
+    for (const auto& [digest, key] : now->keys) {
+        if (key.key->enabled) ++(key.key->expired(unix_s) ? out.keys_expired : out.keys_active);
+    }
+    out.key_requests = key_requests_.load(std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    out.banned_addresses = addresses_.count(steady_now());
+    out.banned_keys = keys_at_addresses_.count(steady_now());
+    out.key_seconds = key_seconds_;
+    return out;
+}
+
+void Auth::observe_key_request(int64_t ms) {
+    const std::lock_guard lock(mutex_);
+    key_seconds_.observe(static_cast<double>(ms) / 1000);
 }
 
 const config::AuthUser* Auth::user_of(const State& state, std::string_view token, std::string_view type) {
@@ -129,14 +180,18 @@ Auth::Tokens Auth::issue(const State& state, const config::AuthUser& user) {
 }
 
 Expected<Auth::Tokens> Auth::log_in(const std::string& name, std::string_view password, const std::string& remote) {
-    if (!may_try(remote)) return fail(ErrorCode::kOverloaded, "Too many failed logins from this address; try again in a minute");
+    if (const int64_t left_s = login_locked_s(remote); left_s > 0)
+        return fail(ErrorCode::kOverloaded, "Too many failed logins from this address; try again in " + std::to_string(left_s) + " s");
     const auto now = state();
     const auto it = now->users.find(name);
     // An unknown user costs what a known one does.
     const config::AuthUser& user = now->file.users[it == now->users.end() ? 0 : it->second];
     const bool matches = config::password_matches(user.password, password);
     if (!matches || it == now->users.end()) {
-        count_failure(remote);
+        {
+            const std::lock_guard lock(mutex_);
+            logins_.failed(remote, steady_now());
+        }
         log::warn("auth.login_failed", {{"remote", remote}});
         return fail(ErrorCode::kUnauthorized, "Incorrect username or password");
     }
@@ -150,25 +205,9 @@ Expected<Auth::Tokens> Auth::refresh(std::string_view token) const {
     return issue(*now, *user);
 }
 
-bool Auth::may_try(const std::string& remote) {
+int64_t Auth::login_locked_s(const std::string& remote) const {
     const std::lock_guard lock(mutex_);
-    const auto it = failures_.find(remote);
-    if (it == failures_.end()) return true;
-    if (steady_now() - it->second.since > kFailureWindowMs) {
-        failures_.erase(it);
-        return true;
-    }
-    return it->second.count < kFailuresMax;
-}
-
-void Auth::count_failure(const std::string& remote) {
-    const std::lock_guard lock(mutex_);
-    const TimeMs now = steady_now();
-    if (failures_.size() >= kRemotesMax) std::erase_if(failures_, [&](const auto& f) { return now - f.second.since > kFailureWindowMs; });
-    if (failures_.size() >= kRemotesMax && !failures_.contains(remote)) return;
-    Failures& f = failures_[remote];
-    if (f.count == 0) f.since = now;
-    ++f.count;
+    return retry_after_s(logins_.left_ms(remote, steady_now()));
 }
 
 }  // namespace baton::supervisor

@@ -136,7 +136,11 @@ void ClusterApi::log_in(const Exchange& exchange, const std::string& body) {
         if (!user || !password) return bad("the body must have username and password, both strings");
         tokens = services_.auth->log_in(*user, *password, exchange->request().remote_address);
     }
-    if (!tokens) return respond_error(*exchange, tokens.error());
+    if (!tokens) {
+        openai::ApiError e = openai::to_api_error(tokens.error());
+        if (tokens.error().code == ErrorCode::kOverloaded) e.retry_after_s = static_cast<int>(std::max<int64_t>(1, services_.auth->login_locked_s(exchange->request().remote_address)));
+        return respond_error(*exchange, e);
+    }
     answer(*exchange, {{"access_token", tokens->access}, {"refresh_token", tokens->refresh}, {"token_type", "bearer"}});
 }
 

@@ -16,6 +16,7 @@ constexpr int64_t kLaunchTimeoutMs = 600'000;
 constexpr int kLinkRefusalsMax = 4;  ///< of one pair, each after a longer pause
 constexpr uint32_t kStopGraceMs = 3'000;
 constexpr size_t kEventsMax = 100;
+constexpr int64_t kExitNewsMs = 1'000;  ///< after its link, a process is reported gone within that time, or never
 constexpr int64_t kProbeTimeoutMs = 60'000;
 // Defaults of replicas on a GPU; those of the CPU are config::ReplicaSettings'.
 constexpr uint32_t kGpuBlockTokens = 64;
@@ -53,10 +54,11 @@ const char* to_string(DeploymentState state) {
     return "ERROR";
 }
 
-Deployment::Deployment(Services services, config::LaunchRequest request, model::ModelInfo model)
+Deployment::Deployment(Services services, config::LaunchRequest request, model::ModelInfo model, std::shared_ptr<const registry::Resolved> known)
     : services_(std::move(services)),
       request_(std::move(request)),
       model_(std::move(model)),
+      known_(std::move(known)),
       context_length_(request_.max_model_len == 0 ? model_.context_length : std::min(request_.max_model_len, model_.context_length)),
       created_unix_(std::time(nullptr)),
       timer_(services_.io),
@@ -254,7 +256,7 @@ void Deployment::replica_connected(std::shared_ptr<net::Connection> link, Replic
                      Slot* lost = self->slot(id);
                      if (lost != nullptr && lost->epoch == epoch) {
                          lost->link.reset();
-                         self->slot_down(*lost, e.message);
+                         self->slot_down(*lost, "its link was lost: " + e.message);
                      }
                  }});
 }
@@ -274,6 +276,8 @@ void Deployment::on_replica_message(ReplicaId id, Epoch epoch, const wire::Messa
 }
 
 void Deployment::on_ready(Slot& s, const wire::ReplicaReady& ready) {
+    tell_down(s, s.error);
+    s.error.clear();
     s.ready = ready;
     s.pid = ready.pid;
     s.state = SlotState::kUp;
@@ -422,7 +426,12 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
     links_->drop(s.id);
     if (s.state == SlotState::kUp) {
         log::warn("replica.down", {{"model_uid", uid()}, {"replica", s.id.value - 1}, {"reason", reason}});
-        if (!ending_ && !s.removing) event("WARNING", "replica " + std::to_string(s.id.value - 1) + " is down: " + reason);
+        if (!ending_ && !s.removing) {
+            ++s.faults;
+            s.error = reason;
+            s.down_untold = true;
+            s.down_at = steady_now();
+        }
         s.before.prefill_tokens += s.stats.prefill_tokens;
         s.before.generated_tokens += s.stats.generated_tokens;
         s.stats = {};
@@ -435,18 +444,31 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
     }
 }
 
+/// The event of a replica that is down. Links end before the worker has reaped the process: what it says of the end is
+/// worth a moment's wait.
+void Deployment::tell_down(Slot& s, const std::string& reason) {
+    if (!std::exchange(s.down_untold, false)) return;
+    event("WARNING", "replica " + std::to_string(s.id.value - 1) + " is down: " + reason);
+}
+
+void Deployment::tell_old_losses() {
+    const TimeMs now = steady_now();
+    for (Slot& s : slots_)
+        if (s.down_untold && now - s.down_at > kExitNewsMs) tell_down(s, s.error);
+}
+
 void Deployment::replica_exited(const wire::ReplicaExited& exited) {
     if (over()) return;
     Slot* s = slot(exited.target.replica);
     if (s == nullptr || s->epoch != exited.target.epoch) return;
-    const std::string how = exited.status < 0 ? "killed by signal " + std::to_string(-exited.status)
-                                              : "exit code " + std::to_string(exited.status);
+    const std::string how = exit_text(exited.status);
     if (s->link) {
         auto link = std::move(s->link);
         s->link.reset();
         link->close();
     }
     slot_down(*s, how);
+    tell_down(*s, how);
     s->pid = 0;
     if (ending_) {
         s->state = SlotState::kDown;
@@ -493,7 +515,8 @@ void Deployment::worker_lost(const std::string& address) {
             s.link.reset();
             link->close();
         }
-        slot_down(s, "worker lost");
+        slot_down(s, "its worker was lost");
+        tell_down(s, "its worker was lost");
         s.pid = 0;
         if (!ending_ && change_ended(s, "worker " + address + " was lost")) continue;
         if (launch_done_ && !ending_) fail_launch({ErrorCode::kUnavailable, "worker " + address + " was lost during the launch", ""});
@@ -610,6 +633,7 @@ void Deployment::tick() {
         self->router_->on_tick(steady_now());
         self->pump();
         self->advance_changes();
+        self->tell_old_losses();
         self->tick();
     });
 }

@@ -21,6 +21,7 @@
 #include "baton/model/model.hpp"
 #include "baton/net/connection.hpp"
 #include "baton/pd/router.hpp"
+#include "baton/registry/registry.hpp"
 #include "download_progress.hpp"
 #include "request_metrics.hpp"
 #include "xavier_objects.hpp"
@@ -49,6 +50,9 @@ struct Slot {
     int64_t created_unix = 0;
     std::string error;
     std::deque<TimeMs> restarts;
+    uint64_t faults = 0;               ///< times that it went down unasked
+    bool down_untold = false;          ///< no event has said so yet: the worker may know how the process ended
+    TimeMs down_at{};
     bool respawn_pending = false;
     bool adding = false;               ///< asked for after the launch, and not up yet
     bool removing = false;             ///< drains, then ends for good
@@ -88,7 +92,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     };
     using Done = std::function<void(Expected<void>)>;
 
-    Deployment(Services services, config::LaunchRequest request, model::ModelInfo model);
+    /// `known`: what the registry says of the model; null where it was given by its files.
+    Deployment(Services services, config::LaunchRequest request, model::ModelInfo model, std::shared_ptr<const registry::Resolved> known);
     ~Deployment();
 
     /// Spawns all replicas; `done` once, when the route is open or the launch failed and everything of it is gone.
@@ -134,6 +139,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] DeploymentState state() const { return state_; }
     [[nodiscard]] const config::LaunchRequest& request() const { return request_; }
     [[nodiscard]] const model::ModelInfo& model() const { return model_; }
+    [[nodiscard]] const std::shared_ptr<const registry::Resolved>& known() const { return known_; }
     [[nodiscard]] uint32_t context_length() const { return context_length_; }
     [[nodiscard]] const std::list<Slot>& slots() const { return slots_; }
     [[nodiscard]] const std::deque<Event>& events() const { return events_; }
@@ -148,6 +154,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     /// Requests that may be in flight at once; nothing: any number.
     [[nodiscard]] std::optional<uint64_t> in_flight_max() const;
     RequestMetrics metrics;
+    Histogram ttft{kLatencyBounds}, tpot{kLatencyBounds};  ///< seconds: to the first token, between two tokens on average
     uint64_t requests_ok = 0, requests_error = 0, requests_aborted = 0, prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
 
   private:
@@ -160,6 +167,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void on_links(Slot& slot, const wire::LinkState& state);
     void link_refused(const Slot& decode, const Slot& prefill, const std::string& reason);
     void slot_down(Slot& slot, const std::string& reason);
+    void tell_down(Slot& slot, const std::string& reason);
+    void tell_old_losses();
     void send_peers();
     void check_ready();
     void probe_next();
@@ -174,13 +183,14 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] Slot* slot(ReplicaId id);
     void advance_changes();
     void end_change(ReplicaId id, Expected<ReplicaId> result);
-    bool change_ended(Slot& slot, const std::string& reason);
+    bool change_ended(Slot& slot, std::string reason);
     /// Everything of it has ended; late news of links and processes means nothing any more.
     [[nodiscard]] bool over() const { return router_ == nullptr; }
 
     Services services_;
     config::LaunchRequest request_;
     model::ModelInfo model_;
+    std::shared_ptr<const registry::Resolved> known_;
     std::map<std::string, std::string> worker_paths_;  ///< of the model's files, where they differ by worker
     uint32_t context_length_ = 0;
     DeploymentState state_ = DeploymentState::kCreating;

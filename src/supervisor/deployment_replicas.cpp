@@ -88,8 +88,9 @@ void Deployment::end_change(ReplicaId id, Expected<ReplicaId> result) {
     done(std::move(result));
 }
 
-/// The process of a slot is gone. True when that was the end of a change: then the slot is no more.
-bool Deployment::change_ended(Slot& s, const std::string& reason) {
+/// The process of a slot is gone. True when that was the end of a change: then the slot is no more, nor what it held:
+/// `reason` may be the slot's own text.
+bool Deployment::change_ended(Slot& s, std::string reason) {
     if (!s.adding && !s.removing) return false;
     const ReplicaId id = s.id;
     const bool added = s.adding;

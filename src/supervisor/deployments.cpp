@@ -14,6 +14,7 @@
 #include "baton/base/digest.hpp"
 #include "baton/base/log.hpp"
 #include "baton/openai/response.hpp"
+#include "known_model.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -110,23 +111,28 @@ void Deployments::launch(config::LaunchRequest request, std::function<void(const
         if (auto ok = check_sizes(*resolved); !ok) return done(fail(ok.error()));
         return launch_by_name(std::move(*resolved), std::move(accepted), std::move(done));
     }
-    auto path = model::resolve_model_path(resolved->model_path, services_.settings.model_root);
+    launch_files(std::move(*resolved), nullptr, std::move(accepted), std::move(done));
+}
+
+/// A launch of files that are here, its replicas placed.
+void Deployments::launch_files(config::LaunchRequest request, Known known, std::function<void(const std::string&)> accepted, LaunchDone done) {
+    auto path = model::resolve_model_path(request.model_path, services_.settings.model_root);
     if (!path) {
         if (path.error().code == ErrorCode::kNotFound)
-            return done(fail(ErrorCode::kInvalidArgument, "Invalid input. `model_path`: " + resolved->model_path + " File or directory does not exist.", "model_path"));
+            return done(fail(ErrorCode::kInvalidArgument, "Invalid input. `model_path`: " + request.model_path + " File or directory does not exist.", "model_path"));
         return done(fail(path.error()));
     }
-    if (auto uid = choose_uid(*resolved); !uid) return done(fail(uid.error()));
-    if (auto ok = check_sizes(*resolved); !ok) return done(fail(ok.error()));
-    resolved->model_path = *path;
+    if (auto uid = choose_uid(request); !uid) return done(fail(uid.error()));
+    if (auto ok = check_sizes(request); !ok) return done(fail(ok.error()));
+    request.model_path = *path;
     // Reading a model's headers and tokenizer takes a while: not on this thread. Its GPUs are spoken for meanwhile.
-    const auto placing = placing_.insert(placing_.end(), resolved->placements);
-    boost::asio::post(services_.background, [this, placing, request = std::move(*resolved), accepted = std::move(accepted), done = std::move(done)]() mutable {
-        auto info = model::inspect_model(request.model_path);
-        boost::asio::post(services_.io, [this, placing, request = std::move(request), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
+    const auto placing = placing_.insert(placing_.end(), request.placements);
+    boost::asio::post(services_.background, [this, placing, request = std::move(request), known = std::move(known), accepted = std::move(accepted), done = std::move(done)]() mutable {
+        auto info = inspect_known(request.model_path, model::Weights::kChecked, known.get());
+        boost::asio::post(services_.io, [this, placing, request = std::move(request), known = std::move(known), info = std::move(info), accepted = std::move(accepted), done = std::move(done)]() mutable {
             placing_.erase(placing);
             if (!info) return done(fail(inspection_error(request, info.error())));
-            launch_inspected(std::move(request), std::move(*info), std::move(accepted), std::move(done));
+            launch_inspected(std::move(request), std::move(*info), std::move(known), std::move(accepted), std::move(done));
         });
     });
 }
@@ -139,15 +145,15 @@ Error Deployments::inspection_error(const config::LaunchRequest& request, Error 
     return e;
 }
 
-void Deployments::launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done) {
-    auto deployment = enlist(std::move(request), std::move(info));
+void Deployments::launch_inspected(config::LaunchRequest request, model::ModelInfo info, Known known, std::function<void(const std::string&)> accepted, LaunchDone done) {
+    auto deployment = enlist(std::move(request), std::move(info), std::move(known));
     if (!deployment) return done(fail(deployment.error()));
     if (accepted) accepted((*deployment)->uid());
     (*deployment)->launch(when_launched(*deployment, std::move(done)));
 }
 
 /// Lists a deployment under its uid, before anything of it runs.
-Expected<std::shared_ptr<Deployment>> Deployments::enlist(config::LaunchRequest request, model::ModelInfo info) {
+Expected<std::shared_ptr<Deployment>> Deployments::enlist(config::LaunchRequest request, model::ModelInfo info, Known known) {
     if (shutting_down_) return fail(ErrorCode::kUnavailable, "the server is shutting down");
     auto uid = choose_uid(request);  // again: another launch may have taken it meanwhile
     if (!uid) return fail(uid.error());
@@ -156,7 +162,7 @@ Expected<std::shared_ptr<Deployment>> Deployments::enlist(config::LaunchRequest 
         if (request.placements[i].replica_uid.empty()) request.placements[i].replica_uid = *uid + "-" + std::to_string(i);
     Deployment::Services s{services_.io,          services_.workers, services_.settings, services_.control_unix,
                            [this] { return ++last_epoch_; }, [this] { return SequenceId{++last_sequence_}; }, counts_};
-    const auto deployment = std::make_shared<Deployment>(std::move(s), std::move(request), std::move(info));
+    const auto deployment = std::make_shared<Deployment>(std::move(s), std::move(request), std::move(info), std::move(known));
     all_[*uid] = deployment;
     services_.models.set_loading(*uid);
     return deployment;
@@ -176,6 +182,9 @@ Deployment::Done Deployments::when_launched(const std::shared_ptr<Deployment>& d
         auto served = std::make_shared<ServedModel>();
         served->uid = uid;
         served->info = deployment->model();
+        if (deployment->known()) served->style = deployment->known()->style;
+        if (!deployment->request().tool_call_parser.empty()) served->style.tool_parser = deployment->request().tool_call_parser;
+        served->style.reasoning_parser = deployment->request().reasoning_parser;
         served->templates = openai::inspect_template(served->info.chat_template_source, served->info.bos_token, served->info.eos_token);
         openai::ModelLimits& l = served->limits;
         l.vocab_size = served->info.shape.vocab;

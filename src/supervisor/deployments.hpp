@@ -64,12 +64,15 @@ class Deployments {
     void worker_stats(const std::string& address, const wire::WorkerStats& stats);
 
   private:
+    /// What the registry knows of a model that was named; null where its files were.
+    using Known = std::shared_ptr<const registry::Resolved>;
+    void launch_files(config::LaunchRequest request, Known known, std::function<void(const std::string&)> accepted, LaunchDone done);
     void launch_by_name(config::LaunchRequest request, std::function<void(const std::string&)> accepted, LaunchDone done);
     void inspect_pulled(const std::shared_ptr<Deployment>& deployment, ModelPulls::Pulled pulled);
     [[nodiscard]] static Error inspection_error(const config::LaunchRequest& request, Error e);
-    [[nodiscard]] Expected<std::shared_ptr<Deployment>> enlist(config::LaunchRequest request, model::ModelInfo info);
+    [[nodiscard]] Expected<std::shared_ptr<Deployment>> enlist(config::LaunchRequest request, model::ModelInfo info, Known known);
     [[nodiscard]] Deployment::Done when_launched(const std::shared_ptr<Deployment>& deployment, LaunchDone done);
-    void launch_inspected(config::LaunchRequest request, model::ModelInfo info, std::function<void(const std::string&)> accepted, LaunchDone done);
+    void launch_inspected(config::LaunchRequest request, model::ModelInfo info, Known known, std::function<void(const std::string&)> accepted, LaunchDone done);
     [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;

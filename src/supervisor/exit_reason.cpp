@@ -1,5 +1,8 @@
 #include "exit_reason.hpp"
 
+#include <csignal>
+#include <cstring>
+
 namespace baton::supervisor {
 namespace {
 
@@ -45,6 +48,13 @@ std::string reason_of(std::string_view line) {
 }
 
 }  // namespace
+
+std::string exit_text(int32_t status) {
+    if (status >= 0) return "exit code " + std::to_string(status);
+    const int64_t number = -int64_t{status};
+    const char* name = number < NSIG ? ::sigabbrev_np(static_cast<int>(number)) : nullptr;
+    return "killed by signal " + std::to_string(number) + (name == nullptr ? "" : std::string(" (SIG") + name + ")");
+}
 
 std::string exit_reason(std::string_view how, std::string_view last_output) {
     if (const size_t at = last_output.rfind(kEvent); at != std::string_view::npos) {

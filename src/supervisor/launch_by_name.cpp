@@ -7,6 +7,7 @@
 #include "baton/base/log.hpp"
 #include "baton/hub/hub.hpp"
 #include "deployments.hpp"
+#include "known_model.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -54,11 +55,11 @@ void Deployments::launch_by_name(config::LaunchRequest request, std::function<vo
     fill_in(request, *model);
     if (!model->path.empty()) {
         request.model_path = model->path;
-        return launch(std::move(request), std::move(accepted), std::move(done));
+        return launch_files(std::move(request), std::make_shared<const registry::Resolved>(std::move(*model)), std::move(accepted), std::move(done));
     }
     std::set<std::string> on_workers;
     for (const config::ReplicaPlacement& p : request.placements) on_workers.insert(p.worker_ip);
-    auto listed = enlist(std::move(request), {});
+    auto listed = enlist(std::move(request), {}, std::make_shared<const registry::Resolved>(*model));
     if (!listed) return done(fail(listed.error()));
     const std::shared_ptr<Deployment> deployment = *listed;
     log::info("launch.resolved", {{"model_uid", deployment->uid()}, {"hub", model->hub}, {"repo", model->repo}, {"format", model->format}, {"quantization", model->quantization}});
@@ -87,7 +88,8 @@ void Deployments::launch_by_name(config::LaunchRequest request, std::function<vo
 
 void Deployments::inspect_pulled(const std::shared_ptr<Deployment>& deployment, ModelPulls::Pulled pulled) {
     boost::asio::post(services_.background, [this, deployment, pulled = std::move(pulled)]() mutable {
-        auto info = model::inspect_model(pulled.path);
+        const model::Weights weights = pulled.described_only ? model::Weights::kAbsent : model::Weights::kChecked;
+        auto info = inspect_known(pulled.path, weights, deployment->known().get());
         boost::asio::post(services_.io, [deployment, pulled = std::move(pulled), info = std::move(info)]() mutable {
             if (!info) return deployment->fail_prepared(inspection_error(deployment->request(), info.error()));
             deployment->launch_prepared(std::move(*info), std::move(pulled.path), std::move(pulled.paths));

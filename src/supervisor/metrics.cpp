@@ -15,6 +15,7 @@ void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     const std::pair<const char*, uint32_t> blocks[] = {{"free", s.stats.blocks_free}, {"used", s.stats.blocks_used}, {"cached", s.stats.blocks_cached}, {"offered", s.stats.blocks_offered}};
     for (const auto& [state, n] : blocks)
         x.add("baton_kv_blocks", "gauge", "KV blocks of a replica by state.", {{"model_uid", d.uid()}, {"replica", replica}, {"state", state}}, n);
+    x.add("baton_replica_faults_total", "counter", "Times that a replica went down unasked.", who, static_cast<double>(s.faults));
     x.add("baton_replica_running", "gauge", "Sequences being computed.", who, s.stats.running);
     x.add("baton_engine_steps_total", "counter", "Steps the replica's engine has run since its process started.", who, static_cast<double>(s.stats.steps));
     x.add("baton_engine_host_us_total", "counter", "Microseconds of the engine thread beside waiting and computing.", who, static_cast<double>(s.stats.host_us));
@@ -33,6 +34,8 @@ void add_deployment(Exposition& x, const Deployment& d) {
     x.add("baton_cached_tokens_total", "counter", "Prompt tokens that were found computed already.", uid, static_cast<double>(d.cached_tokens));
     x.add("baton_requests_running", "gauge", "Sequences that have their first token.", uid, r.running);
     x.add("baton_requests_waiting", "gauge", "Accepted sequences without a token yet.", uid, r.waiting);
+    x.add("baton_ttft_seconds", "From a request's first byte to its first token.", uid, d.ttft);
+    x.add("baton_tpot_seconds", "Average time between two tokens of a request after its first.", uid, d.tpot);
     for (const auto& [mover, n] : r.handoffs_by_mover) x.add("baton_handoffs_total", "counter", "Hand-offs completed.", with("mover", mover), static_cast<double>(n));
     for (const auto& [mover, n] : r.handoff_bytes_by_mover) x.add("baton_handoff_bytes_total", "counter", "KV bytes moved.", with("mover", mover), static_cast<double>(n));
     for (const auto& [mover, n] : r.handoff_pull_us_by_mover)

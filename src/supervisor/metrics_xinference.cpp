@@ -2,6 +2,7 @@
 
 #include "exposition.hpp"
 #include "metrics.hpp"
+#include "model_rows.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -69,14 +70,12 @@ void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
         x.add("xinference:model_gpu_binding", "gauge", "1 for each GPU a replica runs on.", bound, 1);
         x.add("xinference:model_gpu_memory_used_bytes", "gauge", "Memory the replica took of its GPU.", bound, static_cast<double>(s.ready.memory_bytes));
     }
-    // A replica that is down and was not asked to be.
-    if ((s.state == SlotState::kDown || s.state == SlotState::kFailed) && !s.removing && d.state() == DeploymentState::kReady)
-        x.add("xinference:model_unexpected_termination", "gauge", "1 while a replica is down by a fault.", who, 1);
+    if (s.faults > 0) x.add("xinference:model_unexpected_termination", "gauge", "1 once a replica has gone down by a fault, also when it is back, until the model is launched anew.", who, 1);
 }
 
 void add_deployment(Exposition& x, const Deployment& d) {
     x.add("xinference:model_status", "gauge", "1; the state in its label.",
-          {{"model_uid", d.uid()}, {"model_name", d.request().model_name}, {"status", d.updating() ? "UPDATING" : to_string(d.state())}}, 1);
+          {{"model_uid", d.uid()}, {"model_name", d.request().model_name}, {"status", instance_status(d)}}, 1);
     if (!d.has_router()) return;
     for (const Slot& s : d.slots()) {
         add_replica(x, d, s);
@@ -115,8 +114,13 @@ void add_xinference_metrics(Exposition& x, const Deployments& deployments, const
     x.add("xinference:models_loaded_total", "gauge", "Running models.", {{"model_type", "LLM"}}, static_cast<double>(loaded));
     for (const auto& [address, w] : workers.all()) add_worker(x, w);
     if (auth == nullptr) return;
-    x.add("xinference:api_keys_active_total", "gauge", "Keys of the auth file.", {}, static_cast<double>(auth->keys()));
-    x.add("xinference:api_key_requests_total", "counter", "Requests that came with a key of the auth file.", {}, static_cast<double>(auth->key_requests()));
+    const Auth::Counts a = auth->counts();
+    x.add("xinference:api_keys_active_total", "gauge", "Keys of the auth file that are good.", {}, static_cast<double>(a.keys_active));
+    x.add("xinference:api_keys_expired_total", "gauge", "Keys of the auth file that have expired.", {}, static_cast<double>(a.keys_expired));
+    x.add("xinference:api_key_requests_total", "counter", "Requests that came with a key of the auth file.", {}, static_cast<double>(a.key_requests));
+    x.add("xinference:api_key_request_duration_seconds", "From a request's first byte to the end of its answer, of those with a key of the auth file.", {}, a.key_seconds);
+    x.add("xinference:banned_ips_total", "gauge", "Addresses that are banned for keys and tokens that nobody has.", {}, static_cast<double>(a.banned_addresses));
+    x.add("xinference:banned_keys_total", "gauge", "Keys that are banned at an address, where they were used although no longer good.", {}, static_cast<double>(a.banned_keys));
 }
 
 }  // namespace baton::supervisor

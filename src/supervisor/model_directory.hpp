@@ -9,6 +9,7 @@
 #include "baton/model/model.hpp"
 #include "baton/openai/chat_context.hpp"
 #include "baton/openai/request.hpp"
+#include "baton/registry/registry.hpp"
 
 namespace baton::supervisor {
 
@@ -18,6 +19,7 @@ struct ServedModel {
     model::ModelInfo info;
     openai::TemplateInfo templates;
     openai::ModelLimits limits;
+    registry::Style style;  ///< of the registration; its template and stop tokens are in `info` already
     std::string fingerprint;
 };
 

@@ -1,5 +1,6 @@
 #include "model_pulls.hpp"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
@@ -14,17 +15,10 @@ namespace {
 
 constexpr int64_t kListMs = 5'000;
 
-Expected<std::string> pull_on_this_host(const wire::PullModel& what, std::stop_token stop) {
+Expected<std::string> pull_on_this_host(const wire::PullModel& what, bool description_only, std::stop_token stop) {
     BATON_TRY_ASSIGN(const hub::Settings settings, hub::settings_from_environment());
-    hub::PullRequest request;
-    BATON_TRY_ASSIGN(request.hub, hub::parse_hub(what.hub));
-    request.repo = what.repo;
-    request.revision = what.revision;
-    request.format = what.format;
-    request.quantization = what.quantization;
-    request.gguf_file = what.gguf_file;
-    request.cached_is_enough = true;
-    request.check_config = [](std::string_view config) { return model::check_config(config); };
+    BATON_TRY_ASSIGN(hub::PullRequest request, hub::request_of(what, model::check_config));
+    request.description_only = description_only;
     BATON_TRY_ASSIGN(hub::PullResult result, hub::pull(settings, request, {}, std::move(stop)));
     return std::move(result.path);
 }
@@ -44,6 +38,7 @@ uint64_t ModelPulls::start(const registry::Resolved& model, const std::set<std::
     pull.progress = std::move(progress);
     pull.done = std::move(done);
     pull.waiting_for = on_workers;
+    pull.pulled.described_only = std::none_of(on_workers.begin(), on_workers.end(), [&](const std::string& w) { return workers_.on_this_host(w); });
     for (const std::string& worker : on_workers) {
         if (workers_.send(worker, pull.what)) continue;
         // The caller must know the number before it hears of the end.
@@ -90,11 +85,11 @@ void ModelPulls::worker_done(const std::string& worker, const wire::PullDone& do
     if (it->second.waiting_for.empty()) pull_here(done.pull, it->second);
 }
 
-/// Where a worker runs on this host the files are there by now; else this host needs them too.
+/// Where a worker runs on this host the files are there by now; else this host needs those that describe the model.
 void ModelPulls::pull_here(uint64_t id, Pull& pull) {
     auto& [stop, thread] = threads_[id];
-    const auto work = [this, id, alive = alive_, what = pull.what, token = stop.get_token()] {
-        auto path = pull_on_this_host(what, token);
+    const auto work = [this, id, alive = alive_, what = pull.what, description_only = pull.pulled.described_only, token = stop.get_token()] {
+        auto path = pull_on_this_host(what, description_only, token);
         boost::asio::post(io_, [this, id, alive, path = std::move(path)]() mutable {
             if (!*alive) return;
             const auto job = threads_.find(id);

@@ -24,6 +24,7 @@ class ModelPulls {
     struct Pulled {
         std::string path;                          ///< here
         std::map<std::string, std::string> paths;  ///< by worker
+        bool described_only = false;               ///< no worker of the launch runs here: the weights are not here
     };
     using OnProgress = std::function<void(const std::string& worker, const wire::PullProgress&)>;
     using OnDone = std::function<void(Expected<Pulled>)>;

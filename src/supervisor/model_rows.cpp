@@ -18,6 +18,20 @@ const char* slot_status(const Deployment& d, const Slot& s) {
     return "ERROR";
 }
 
+/// No replica of a role is left, and none comes back.
+bool gave_up(const Deployment& d) {
+    for (const Role role : {Role::kHybrid, Role::kPrefill, Role::kDecode}) {
+        size_t all = 0, failed = 0;
+        for (const Slot& s : d.slots()) {
+            if (s.placement.role != role) continue;
+            ++all;
+            failed += s.state == SlotState::kFailed ? 1 : 0;
+        }
+        if (all > 0 && failed == all) return true;
+    }
+    return false;
+}
+
 /// What a replica failed of: its own fault, or that of its launch, which may have ended before any process began.
 Json fault_of(const Deployment& d, const Slot& s) {
     if (!s.error.empty()) return s.error;
@@ -32,9 +46,14 @@ Json accelerators(const Slot& s) {
     return out;
 }
 
+/// What the model can do by its files, and what its registration says beside that.
 Json abilities(const Deployment& d) {
     Json out = Json::array({"generate"});
-    if (d.model().chat_template) out.push_back("chat");
+    if (!d.model().chat_template) return out;
+    out.push_back("chat");
+    if (d.known())
+        for (const std::string& a : d.known()->abilities)
+            if (a != "generate" && a != "chat") out.push_back(a);
     return out;
 }
 
@@ -54,16 +73,16 @@ Json description(const Deployment& d) {
             {"address", d.slots().empty() ? "" : d.slots().front().placement.worker_ip},
             {"accelerators", d.slots().empty() ? Json(nullptr) : accelerators(d.slots().front())},
             {"model_name", r.model_name},
-            {"model_lang", Json::array({"en"})},
+            {"model_lang", d.known() && !d.known()->languages.empty() ? Json(d.known()->languages) : Json::array({"en"})},
             {"model_ability", abilities(d)},
-            {"model_description", ""},
+            {"model_description", d.known() ? d.known()->description : ""},
             {"model_format", r.model_format.empty() ? (m.format == "gguf" ? "ggufv2" : "pytorch") : r.model_format},
             {"model_size_in_billions", size_of(r.size_in_billions)},
             {"model_family", m.family},
             {"quantization", r.quantization.empty() ? m.quantization : r.quantization},
             {"multimodal_projector", nullptr},
-            {"model_hub", "huggingface"},
-            {"revision", nullptr},
+            {"model_hub", d.known() && !d.known()->hub.empty() ? d.known()->hub : "huggingface"},
+            {"revision", d.known() && !d.known()->revision.empty() ? Json(d.known()->revision) : Json(nullptr)},
             {"context_length", d.context_length()},
             {"strict_system_first", false},
             {"model_engine", r.model_engine},
@@ -96,6 +115,12 @@ Json replica_row(const Deployment& d, const Slot& s) {
             {"kv_blocks_free", s.stats.blocks_free}};
 }
 
+const char* instance_status(const Deployment& d) {
+    if (d.state() != DeploymentState::kReady) return to_string(d.state());
+    if (!d.ready()) return gave_up(d) ? "ERROR" : "UPDATING";
+    return d.updating() ? "UPDATING" : "READY";
+}
+
 Json instance_row(const Deployment& d) {
     Json rows = Json::array();
     for (const Slot& s : d.slots()) rows.push_back(replica_row(d, s));
@@ -104,7 +129,7 @@ Json instance_row(const Deployment& d) {
             {"model_version", nullptr},
             {"model_ability", abilities(d)},
             {"replica", d.slots().size()},
-            {"status", d.updating() ? "UPDATING" : to_string(d.state())},
+            {"status", instance_status(d)},
             {"instance_created_ts", d.created_unix()},
             {"n_worker", 1},
             {"replica_statuses", rows}};

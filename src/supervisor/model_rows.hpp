@@ -14,6 +14,9 @@ namespace baton::supervisor {
 [[nodiscard]] Json model_entry(const Deployment& d);
 /// One row of /v1/models/{uid}/replicas.
 [[nodiscard]] Json replica_row(const Deployment& d, const Slot& s);
+/// The state of the whole: UPDATING too while replicas come or go, and while a role has lost its last replica (requests are
+/// answered 503 then); ERROR when all of that role have been given up.
+[[nodiscard]] const char* instance_status(const Deployment& d);
 /// One row of /v1/models/instances.
 [[nodiscard]] Json instance_row(const Deployment& d);
 /// "UID-repN".

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "api_answers.hpp"
+#include "baton/base/split_name.hpp"
 #include "baton/hub/hub.hpp"
 #include "baton/openai/json.hpp"
 
@@ -127,6 +128,7 @@ void RegistryApi::cached(const Exchange& exchange) {
             for (const std::string& file : snapshot.files) {
                 // One row a model: each GGUF is one, all safetensors are one.
                 const bool gguf = file.ends_with(".gguf"), safetensors = file.ends_with(".safetensors");
+                if (const auto part = parse_split_name(file); part && part->number != 1) continue;
                 if ((!gguf && !safetensors) || !seen.insert(gguf ? file : "safetensors").second) continue;
                 Json row = Json::parse(services_.registry.cached_row_json(snapshot.hub, snapshot.repo, file));
                 if (!name.empty() && row["model_name"] != name) continue;

@@ -31,7 +31,11 @@ class Histogram {
 };
 
 inline constexpr std::array<double, 9> kTtftBounds{.05, .1, .25, .5, 1, 2.5, 5, 10, 30};
+inline constexpr std::array<double, 11> kKeyDurationBounds{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60};
 inline constexpr std::array<double, 13> kDurationBounds{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120};
+
+/// From half a millisecond to a minute.
+inline constexpr std::array<double, 20> kLatencyBounds{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .2, .5, 1, 2, 5, 15, 60};
 
 /// How a request asked to be answered; kUnknown: it was refused before that was of any use.
 enum class Streamed : uint8_t { kNo = 0, kYes = 1, kUnknown = 2 };

@@ -42,6 +42,7 @@ namespace baton::supervisor {
 namespace {
 
 constexpr int64_t kWorkerStopMs = 5'000;
+constexpr int64_t kAuthWindowMs = 300'000;  ///< in which wrong keys of one address count together
 
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
 class Supervisor {
@@ -113,7 +114,8 @@ class Supervisor {
         deployments_ = std::make_unique<Deployments>(Deployments::Services{io_, background_, settings_, workers_, models_, *registry_, pulls_, at.unix_path, [this](std::string reason) { fatal(std::move(reason)); }});
         inference_ = std::make_unique<InferenceApi>(InferenceApi::Services{io_, text_, settings_, models_, [this](const std::string& uid) { return deployments_->find(uid); }});
         if (!settings_.auth_file.empty()) {
-            BATON_TRY_ASSIGN(auth_, Auth::load(settings_.auth_file));
+            const Bans::Rule rule{settings_.auth_failures_max, kAuthWindowMs, int64_t{settings_.auth_ban_seconds} * 1000};
+            BATON_TRY_ASSIGN(auth_, Auth::load(settings_.auth_file, rule));
             signals_.add(SIGHUP);
         }
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_});
@@ -134,7 +136,12 @@ class Supervisor {
         options.threads = settings_.http_threads;
         options.admin_keys = settings_.api_keys;
         options.inference_keys = settings_.inference_api_keys;
-        if (auth_) options.authenticate = [auth = auth_.get()](std::string_view key) { return auth->permissions_of(key); };
+        if (auth_) {
+            options.authenticate = [auth = auth_.get()](std::string_view key, const std::string& remote) { return auth->check(key, remote); };
+            options.on_exchange_end = [auth = auth_.get()](const http::Permissions& rights, int64_t ms) {
+                if (rights.limited_key) auth->observe_key_request(ms);
+            };
+        }
         options.cors_origins = settings_.cors_origins;
         options.open_paths = {"/health", "/ready", "/status", "/token", "/token/refresh", "/v1/address", "/v1/cluster/auth", "/v1/cluster/ui_config",
                               "/v1/models/families", "/v1/models/prompts", "/v1/models/vllm-supported"};

@@ -89,6 +89,11 @@ Expected<void> Workers::check_transfer(const std::vector<config::ReplicaPlacemen
     return {};
 }
 
+bool Workers::on_this_host(const std::string& address) const {
+    const Worker* w = find(address);
+    return w != nullptr && (w->local || w->ready.host_id == net::default_host_id());
+}
+
 bool Workers::replaces(const std::string& gone, const std::string& address) const {
     const Worker* now = find(address);
     if (now == nullptr || find(gone) != nullptr) return false;

@@ -50,6 +50,8 @@ class Workers {
     /// Whether the worker at `address` is what became of the one that was at `gone`: that one is not registered, and both
     /// are of one host (or the local worker of `serve`, which comes back on another port).
     [[nodiscard]] bool replaces(const std::string& gone, const std::string& address) const;
+    /// Whether that worker shares this host, and its files.
+    [[nodiscard]] bool on_this_host(const std::string& address) const;
     /// False when that worker is not registered.
     bool send(const std::string& address, const wire::Message& message);
     void close_all();

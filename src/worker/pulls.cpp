@@ -26,23 +26,12 @@ wire::PullProgress told(uint64_t pull, const hub::Progress& p) {
 }
 
 wire::PullDone pull_model(const wire::PullModel& ask, const std::function<void(const hub::Progress&)>& on_progress, std::stop_token stop) {
-    hub::PullRequest request;
     auto settings = hub::settings_from_environment();
     if (!settings) return failed(ask.pull, settings.error());
-    const auto from = hub::parse_hub(ask.hub);
-    if (!from) return failed(ask.pull, from.error());
-    request.hub = *from;
-    request.repo = ask.repo;
-    request.revision = ask.revision;
-    request.format = ask.format;
-    request.quantization = ask.quantization;
-    request.gguf_file = ask.gguf_file;
-    request.cached_is_enough = true;
-    request.check_config = [](std::string_view config) { return model::check_config(config); };
-    const auto result = hub::pull(*settings, request, on_progress, std::move(stop));
+    const auto request = hub::request_of(ask, model::check_config);
+    if (!request) return failed(ask.pull, request.error());
+    const auto result = hub::pull(*settings, *request, on_progress, std::move(stop));
     if (!result) return failed(ask.pull, result.error());
-    if (result->split)
-        return failed(ask.pull, {ErrorCode::kUnsupported, result->files.front() + ": GGUF split over several files is not supported by baton yet", "quantization"});
     return {ask.pull, 0, result->path, result->commit, "", ""};
 }
 
@@ -62,7 +51,7 @@ void Pulls::post(std::function<void()> then) {
     });
 }
 
-void Pulls::run(uint64_t key, std::function<wire::Message(std::stop_token)> work) {
+void Pulls::run(uint64_t key, wire::Message without_thread, std::function<wire::Message(std::stop_token)> work) {
     Job& job = jobs_[key];
     try {
         job.thread = std::thread([this, key, work = std::move(work), stop = job.stop.get_token()] {
@@ -77,7 +66,9 @@ void Pulls::run(uint64_t key, std::function<wire::Message(std::stop_token)> work
         });
     } catch (const std::system_error&) {
         jobs_.erase(key);
+        std::erase_if(keys_, [&](const auto& entry) { return entry.second == key; });
         log::error("no thread can be started for a download");
+        send_(without_thread);
     }
 }
 
@@ -86,7 +77,7 @@ void Pulls::start(const wire::PullModel& ask) {
     const uint64_t key = next_key_++;
     keys_[ask.pull] = key;
     log::info("download begins", {{"hub", ask.hub}, {"repo", ask.repo}, {"format", ask.format}, {"quantization", ask.quantization}});
-    run(key, [this, ask](std::stop_token stop) -> wire::Message {
+    run(key, failed(ask.pull, {ErrorCode::kUnavailable, "this worker can start no thread for a download", ""}), [this, ask](std::stop_token stop) -> wire::Message {
         try {
             int64_t told_ms = 0;
             const auto on_progress = [&](const hub::Progress& p) {
@@ -115,7 +106,7 @@ void Pulls::cancel_all() {
 
 void Pulls::list_cached(uint64_t ask) {
     if (jobs_.size() >= kJobsMax) return send_(wire::CachedList{ask, {}});
-    run(next_key_++, [ask](std::stop_token) -> wire::Message {
+    run(next_key_++, wire::CachedList{ask, {}}, [ask](std::stop_token) -> wire::Message {
         wire::CachedList out{ask, {}};
         const auto settings = hub::settings_from_environment();
         if (!settings) return out;

@@ -35,8 +35,8 @@ class Pulls {
         std::stop_source stop;
         std::thread thread;
     };
-    /// Runs `work` on a thread; its answer is sent unless we are gone by then.
-    void run(uint64_t key, std::function<wire::Message(std::stop_token)> work);
+    /// Runs `work` on a thread; its answer is sent unless we are gone by then. Where no thread can be had another one is.
+    void run(uint64_t key, wire::Message without_thread, std::function<wire::Message(std::stop_token)> work);
     void post(std::function<void()> then);
 
     boost::asio::io_context& io_;

@@ -31,7 +31,7 @@ EVE = {"username": "eve", "password": "secret3", "permissions": ["models:start",
 def secured(tmp_path_factory, tiny_model):
     path = tmp_path_factory.mktemp("auth") / "auth.json"
     auth_file(path, [ANN, BOB, EVE])
-    env = {"BATON_AUTH_FILE": str(path), "BATON_API_KEYS": "root-key", "BATON_INFERENCE_API_KEYS": "user-key"}
+    env = {"BATON_AUTH_FILE": str(path), "BATON_API_KEYS": "root-key", "BATON_INFERENCE_API_KEYS": "user-key", "BATON_AUTH_FAILURES_MAX": "0"}
     with Server(env=env, headers={"Authorization": "Bearer root-key"}) as server:
         server.auth_path = path
         server.launch("hybrid", model_path=str(tiny_model), max_model_len=512, kv_cache_bytes=16 << 20)
@@ -121,6 +121,15 @@ def test_the_xinference_client_logs_in_and_openai_takes_a_key(secured):
 def test_keys_count_in_the_metrics(secured):
     assert secured.metric("xinference:api_keys_active_total") == 2
     assert secured.metric("xinference:api_key_requests_total") > 0
+    done = secured.metric("xinference:api_key_request_duration_seconds_count")
+    begun = time.monotonic()
+    assert ask(secured, "sk-35tkasdyGLYMy", "POST", "/v1/completions", json={"model": "m", "prompt": "a", "max_tokens": 4}).status_code == 200
+    assert ask(secured, "user-key").status_code == 200  # no key of the file
+    secured.settled("xinference:api_key_request_duration_seconds_count", done + 1)
+    assert 0 <= secured.metric("xinference:api_key_request_duration_seconds_sum") < 60 + time.monotonic() - begun
+    assert secured.metric("xinference:api_key_request_duration_seconds_bucket", le="+Inf") == done + 1
+    for name in ("api_keys_expired_total", "banned_ips_total", "banned_keys_total"):
+        assert secured.metrics()[f"xinference:{name}"] == [({}, 0.0)], name
 
 
 def test_the_file_is_read_again_on_sighup(secured):
@@ -158,10 +167,34 @@ def test_a_wrong_file_is_told_at_the_start(tmp_path):
         Server(env={"BATON_AUTH_FILE": str(tmp_path / "a.json")})
 
 
+def test_who_guesses_keys_is_banned_for_a_while(tmp_path):
+    auth_file(tmp_path / "a.json", [{**ANN, "api_keys": ["sk-good", {"key": "sk-old", "expires_at": "2020-01-01T00:00:00Z"}, {"key": "sk-off", "enabled": False}]}])
+    env = {"BATON_AUTH_FILE": str(tmp_path / "a.json"), "BATON_API_KEYS": "root-key", "BATON_AUTH_FAILURES_MAX": "4", "BATON_AUTH_BAN_SECONDS": "2"}
+    with Server(env=env, headers={"Authorization": "Bearer root-key"}) as server:
+        for key, detail in (("sk-old", "API key has expired"), ("sk-off", "API key is disabled")):
+            r = ask(server, key)
+            assert (r.status_code, r.json()["detail"], r.headers["www-authenticate"]) == (401, detail, "Bearer")
+        assert server.metric("xinference:api_keys_expired_total") == 1 and server.metric("xinference:api_keys_active_total") == 1
+        assert [ask(server, "sk-off").status_code for _ in range(4)] == [401] * 3 + [429]
+        assert server.metric("xinference:banned_keys_total") == 1
+        assert ask(server, "sk-good").status_code == 200
+        assert [ask(server, f"sk-guess{i}").status_code for i in range(5)] == [401] * 4 + [429]
+        r = ask(server, "sk-good")
+        assert r.status_code == 429 and r.json()["detail"] == "Too many failed attempts. IP temporarily banned."
+        assert 1 <= int(r.headers["retry-after"]) <= 2 and r.json()["error"]["type"] == "rate_limit_error"
+        assert server.metric("xinference:banned_ips_total") == 1  # the operator's own key is never banned
+        assert server.lines("auth.address_banned", remote="127.0.0.1")
+        wait_for(lambda: ask(server, "sk-good").status_code == 200, 10, "the ban ends")
+        assert server.metric("xinference:banned_ips_total") == 0
+
+
 def test_guesses_are_slowed_down(tmp_path):
     auth_file(tmp_path / "a.json", [ANN])
     with Server(env={"BATON_AUTH_FILE": str(tmp_path / "a.json"), "BATON_API_KEYS": "root-key"}, headers={"Authorization": "Bearer root-key"}) as server:
         statuses = [server.http.post("/token", json={"username": "ann", "password": str(i)}).status_code for i in range(14)]
         assert statuses == [401] * 10 + [429] * 4
+        r = server.http.post("/token", json={"username": "ann", "password": "secret1"})
+        left = int(r.headers["retry-after"])
+        assert r.status_code == 429 and 30 < left <= 60 and f"in {left} s" in r.json()["detail"]
         begun = time.monotonic()
         assert server.http.get("/health").status_code == 200 and time.monotonic() - begun < 5

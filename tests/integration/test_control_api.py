@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from harness import UID, Server
@@ -198,6 +199,21 @@ def test_replicas_that_were_added_come_back_after_a_restart(tiny_model, tmp_path
         server.wait_ready()
         assert [r["status"] for r in server.replicas()] == ["READY"] * 2
         assert server.complete("x", max_tokens=2)
+
+
+def test_a_replica_that_cannot_be_added_says_why(tiny_model, tmp_path):
+    """Its slot is gone by then, and what it said is told all the same."""
+    folder = tmp_path / "model-of-a-name-that-is-longer-than-a-short-string"
+    shutil.copytree(tiny_model, folder)
+    with Server() as server:
+        server.launch("hybrid", model_path=str(folder), max_model_len=128, kv_cache_bytes=8 << 20)
+        (folder / "model.safetensors").rename(tmp_path / "elsewhere")
+        r = server.http.post(f"/v1/models/{UID}/replicas", json={})
+        assert r.status_code == 400 and r.json()["detail"].startswith("replica 1 failed to load: ") and "safetensors" in r.json()["detail"], r.text
+        assert r.json()["detail"] in [e["event_content"] for e in server.http.get(f"/v1/models/{UID}/events").json()]
+        assert [row["replica_id"] for row in server.replicas()] == [0]
+        (tmp_path / "elsewhere").rename(folder / "model.safetensors")
+        assert server.http.post(f"/v1/models/{UID}/replicas", json={}).json()["replica_id"] == 1
 
 
 def test_anthropics_messages(pd):

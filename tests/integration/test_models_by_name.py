@@ -9,9 +9,11 @@ from pathlib import Path
 
 import harness
 import pytest
+from gguf_split import split_gguf, vocabulary
 from hub_stand_in import Fault, StandIn, wait_until
 
 GGUF_REPO = "bartowski/SmolLM2-135M-Instruct-GGUF"
+SPLIT_REPO = "org/split-GGUF"
 GGUF = "SmolLM2-135M-Instruct-Q4_K_M.gguf"  # what lies behind the name is the test model
 CLEAN = {k: "" for k in os.environ if k.lower().endswith("_proxy")}
 MINE = {"version": 1, "model_name": "my-llm", "model_lang": ["en"], "model_ability": ["chat"], "context_length": 2048,
@@ -21,7 +23,8 @@ MINE = {"version": 1, "model_name": "my-llm", "model_lang": ["en"], "model_abili
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     tiny = Path(__file__).resolve().parents[1] / "data/model/qwen3"
-    repos = {GGUF_REPO: {GGUF: Path(harness.MODEL).read_bytes(), "README.md": b"x"}, "org/tiny": {f.name: f.read_bytes() for f in tiny.iterdir()},
+    parts = split_gguf(Path(harness.MODEL).read_bytes(), 3)
+    repos = {SPLIT_REPO: {f"split-q4_1-{i + 1:05}-of-00003.gguf": part for i, part in enumerate(parts)}, GGUF_REPO: {GGUF: Path(harness.MODEL).read_bytes(), "README.md": b"x"}, "org/tiny": {f.name: f.read_bytes() for f in tiny.iterdir()},
              "org/recurrent": {"config.json": b'{"model_type":"qwen3_5","architectures":["Qwen3_5ForCausalLM"]}', "tokenizer.json": b"{}", "model.safetensors": bytes(5000)}}
     with StandIn(tmp_path_factory.mktemp("hub"), repos) as stand_in:
         yield stand_in
@@ -116,6 +119,32 @@ def test_a_repository_by_its_id(server, hub):
     r = server.http.post("/v1/models", json={"model_name": "org/recurrent", "model_engine": "vLLM", "replica": 2, "replica_config": rows})
     assert r.status_code == 400 and "Xavier PD does not yet support hybrid/recurrent attention caches" in r.json()["detail"]
     assert "does not exist" in launch(server, 400, model_name="org/none")["detail"]
+
+
+def test_a_gguf_in_several_files(server, hub, tmp_path):
+    launch(server, model_name=SPLIT_REPO, model_uid="parts", model_format="ggufv2", quantization="Q4_1")
+    launch(server, model_name="x", model_uid="whole", model_path=harness.MODEL)
+    text = lambda uid: server.complete("The capital of France is", model=uid, max_tokens=8)["choices"][0]["text"]  # noqa: E731
+    assert text("parts") == text("whole")
+    assert server.http.get("/v1/models/parts").json()["context_length"] == server.http.get("/v1/models/whole").json()["context_length"]
+    (row,) = [c for c in server.http.get("/v1/cache/models").json()["list"] if c["model_name"] == SPLIT_REPO]
+    assert row["path"].endswith("split-q4_1-00001-of-00003.gguf")
+    server.terminate("parts")
+    # By the path of any of its files: what lies there are links to files without names.
+    second = row["path"].replace("-00001-", "-00002-")
+    assert os.path.islink(second) and "of-00003" not in os.path.realpath(second)
+    launch(server, model_name="x", model_uid="path", model_path=second)
+    assert text("path") == text("whole")
+    server.terminate("path")
+    # Roles share it as they share one file.
+    worker = server.http.get("/v1/workers").json()[0]["work-ip"]
+    rows = [{"role": r, "devices": [{"worker_ip": worker, "n_gpu": 0}]} for r in ("prefill", "decode")]
+    r = server.http.post("/v1/models", json={"model_name": "x", "model_uid": "pd", "model_engine": "vLLM", "model_path": row["path"], "max_model_len": 512,
+                                             "kv_cache_bytes": 64 << 20, "replica": 2, "replica_config": rows})
+    assert r.status_code == 200, r.text
+    assert text("pd") == text("whole")
+    os.unlink(second)
+    assert "split-q4_1-00002-of-00003.gguf" in launch(server, 400, model_name="x", model_uid="none", model_path=row["path"])["detail"]
 
 
 def test_cancel_during_the_download(server, hub, tmp_path):
@@ -224,6 +253,36 @@ def test_registrations(hub, tmp_path):
         assert server.http.delete("/v1/model_registrations/LLM/my-llm").status_code == 400
         assert server.http.delete("/v1/model_registrations/LLM/qwen3").status_code == 400
         assert "my-llm" not in json.dumps(server.http.get("/v1/model_registrations/LLM").json())
+
+
+def test_a_registrations_template_and_stop_tokens_are_used(server):
+    template = "The capital of France is{% if messages | length > 1 %} not{% endif %}"
+    register = lambda **keys: server.http.post("/v1/model_registrations/LLM", json={"model": json.dumps({**MINE, **keys}), "persist": False})  # noqa: E731
+    assert register(model_name="odd", model_ability=["chat", "tools"], model_lang=["en", "fr"], model_description="an odd one", chat_template=template).status_code == 200
+    launch(server, model_name="odd", model_uid="odd")
+    launch(server, model_name="x", model_uid="plain", model_path=harness.MODEL)
+    described = server.http.get("/v1/models/odd").json()
+    assert described["model_ability"] == ["generate", "chat", "tools"] and described["model_lang"] == ["en", "fr"] and described["model_description"] == "an odd one"
+    said = server.chat("Hello?", model="odd", max_tokens=6)
+    want = server.complete("The capital of France is", model="plain", max_tokens=6)
+    assert said["choices"][0]["message"]["content"] == want["choices"][0]["text"] and said["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"]
+    assert server.chat("Hello?", model="plain", max_tokens=6)["usage"]["prompt_tokens"] != said["usage"]["prompt_tokens"]
+    # A token that its registration names ends an answer: here one that the answer has.
+    assert " Paris" in want["choices"][0]["text"]
+    paris = vocabulary(Path(harness.MODEL).read_bytes()).index("\u0120Paris")
+    assert register(model_name="short", chat_template=template, stop_token_ids=[paris]).status_code == 200
+    launch(server, model_name="short", model_uid="short")
+    ended = server.chat("Hello?", model="short", max_tokens=6)["choices"][0]
+    assert ended["finish_reason"] == "stop" and ended["message"]["content"] == want["choices"][0]["text"].split(" Paris")[0]
+    # A family that is talked to as this one.
+    assert register(model_name="cousin", chat_template="odd").status_code == 200
+    launch(server, model_name="cousin", model_uid="cousin")
+    assert server.chat("Hello?", model="cousin", max_tokens=6)["choices"][0]["message"]["content"] == want["choices"][0]["text"]
+    for keys, field in (({"chat_template": "{% if"}, "chat_template"), ({"chat_template": "nobody"}, "chat_template"), ({"stop_token_ids": [-1]}, "stop_token_ids")):
+        r = register(model_name="wrong", **keys)
+        assert r.status_code == 400 and r.json()["error"]["param"] == field, r.text
+    assert register(model_name="beyond", stop_token_ids=[10**6]).status_code == 200
+    assert "stop_token_ids" in launch(server, 400, model_name="beyond", model_uid="beyond")["detail"]
 
 
 def test_engines_and_families(server):

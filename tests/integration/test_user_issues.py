@@ -127,9 +127,14 @@ def test_06_and_24_replicas_on_the_workers_that_were_named_and_a_lost_worker(tin
         r = server.http.post("/v1/completions", json={"model": UID, "prompt": "x", "max_tokens": 3})
         assert r.status_code == 503 and r.headers["retry-after"] and "Both prefill and decode replicas must be available" in r.json()["detail"]
         assert [row["status"] for row in server.replicas()] == ["READY", "UPDATING"]
+        # The whole says so too, in its row and in the metrics: what /ready and requests are told.
+        (row,) = server.http.get("/v1/models/instances").json()
+        assert row["status"] == "UPDATING" and "worker was lost" in row["replica_statuses"][1]["error_message"]
+        assert server.metric("xinference:model_status", model_uid=UID, status="UPDATING") == 1
         assert any("is down" in e["event_content"] for e in server.http.get(f"/v1/models/{UID}/events").json())
         worker("a", address["a"].rsplit(":", 1)[1])
         server.wait_ready()
+        assert server.http.get("/v1/models/instances").json()[0]["status"] == "READY"
         assert server.complete("x", max_tokens=3)
         server.terminate()
 
@@ -192,12 +197,18 @@ def test_11_and_20_a_crash_is_told_by_the_models_name_and_repaired(tiny):
         list(stream)
     except (StreamError, httpx.HTTPError) as e:
         assert "-rep" not in str(e)
-    events = tiny.http.get("/v1/models/crash/events").json()
-    assert any(e["event_type"] == "WARNING" and "replica 0 is down: " in e["event_content"] for e in events)
+    down = lambda: [e["event_content"] for e in tiny.http.get("/v1/models/crash/events").json() if e["event_type"] == "WARNING"]  # noqa: E731
+    assert wait_for(down, 5, "the event") == ["replica 0 is down: killed by signal 9 (SIGKILL)"]
     wait_for(lambda: tiny.pids(uid="crash") not in ([], [pid]) and tiny.replicas("crash")[0]["status"] == "READY", 20, "a new process")
     assert tiny.complete("x", model="crash", max_tokens=2)
     r = tiny.http.post("/v1/completions", json={"model": "crash-rep0", "prompt": "x"})
     assert r.status_code == 404 and r.json()["detail"] == "Model not found in the model list, uid: crash-rep0. Available model uids: ['crash']"
+    # What happened stays visible until the model is launched anew.
+    assert tiny.metric("xinference:model_unexpected_termination", model_uid="crash") == 1
+    assert tiny.metric("baton_replica_faults_total", model_uid="crash") == 1
+    assert len(down()) == 1
+    tiny.terminate("crash")
+    tiny.tiny(uid="crash")
     assert tiny.metric("xinference:model_unexpected_termination", model_uid="crash") == 0
     tiny.terminate("crash")
 

@@ -20,11 +20,19 @@ enum class Permission : uint8_t {
     kAdmin = 64,       ///< admin
 };
 
+/// A key of a user. In the file a string, or {"key", "enabled", "expires_at"}: ISO 8601 in UTC, or seconds since 1970.
+struct AuthKey {
+    std::string text;
+    bool enabled = true;
+    int64_t expires_unix = 0;  ///< 0: never
+    [[nodiscard]] bool expired(int64_t now_unix) const { return expires_unix != 0 && expires_unix <= now_unix; }
+};
+
 struct AuthUser {
     std::string name;
     std::string password;     ///< as written: the word itself, or "pbkdf2_sha256$ITERATIONS$SALT$HASH" (base64)
     uint8_t permissions = 0;  ///< values of Permission
-    std::vector<std::string> api_keys;
+    std::vector<AuthKey> api_keys;
 };
 
 /// An auth file in Xinference's format: {"auth_config": {"algorithm", "secret_key", "token_expire_in_minutes"},

@@ -54,6 +54,7 @@ struct LaunchRequest {
     bool verify_handoff = false, snapshot_read_always = false;
     std::optional<bool> snapshots;
     std::optional<bool> enable_thinking;  ///< default of chat_template_kwargs.enable_thinking
+    std::string tool_call_parser, reasoning_parser;  ///< formats by name; "": as the registration or the template says
     std::string fault;              ///< accepted only where the daemon allows fault hooks
     std::string raw_json;           ///< the body, for the state file
 };

@@ -20,6 +20,8 @@ struct SupervisorSettings {
     std::vector<std::string> api_keys;
     std::vector<std::string> inference_api_keys;
     std::string auth_file;               ///< "" none; Xinference's format (config/auth_file.hpp)
+    uint32_t auth_failures_max = 10;     ///< wrong keys of one address within five minutes that get it banned; 0: never
+    uint32_t auth_ban_seconds = 600;
     std::string log_format = "text";
     std::string log_level = "info";
     std::string advertise_address;       ///< "" the default route's when not loopback

@@ -68,6 +68,14 @@ class Exchange {
     virtual void hold(std::shared_ptr<void> token) = 0;
 };
 
+/// Whether a key or token lets its sender in, and how it is told where it does not.
+struct KeyAnswer {
+    std::optional<Permissions> permissions = {};  ///< nothing: refused with what follows
+    int status = 401;                             ///< 401, or 429 for senders that are banned
+    std::string message = "Could not validate credentials";
+    int64_t retry_after_s = 0;  ///< 0: no such header
+};
+
 /// Runs on an I/O thread and must not block. What it throws becomes a 500.
 using Handler = std::function<void(std::shared_ptr<Exchange>)>;
 
@@ -80,9 +88,13 @@ struct ServerOptions {
     /// `X-Api-Key: KEY`.
     std::vector<std::string> admin_keys = {};
     std::vector<std::string> inference_keys = {};
-    /// What a key or token that is in neither list may do; nothing: it may not enter. Null: there
+    /// What a key or token that is in neither list may do; `remote` is its sender's ip. Null: there
     /// are no others. Called on I/O threads; must not block.
-    std::function<std::optional<Permissions>(std::string_view key)> authenticate = {};
+    std::function<KeyAnswer(std::string_view key, const std::string& remote)> authenticate = {};
+    /// Called when an exchange is over (answered, or its client gone), with the rights it had and
+    /// the milliseconds since its request's first byte. Null: nobody asks. I/O threads; must not
+    /// block.
+    std::function<void(const Permissions& permissions, int64_t ms)> on_exchange_end = {};
     /// Exact paths that need no key.
     std::vector<std::string> open_paths = {"/health", "/ready"};
 

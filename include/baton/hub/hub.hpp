@@ -9,6 +9,10 @@
 
 #include "baton/base/error.hpp"
 
+namespace baton::wire {
+struct PullModel;
+}
+
 /// Models from a hub (Hugging Face, ModelScope) into the standard Hugging Face cache layout, and what lies there already
 /// (docs/MODELS.md).
 namespace baton::hub {
@@ -59,9 +63,15 @@ struct PullRequest {
     std::string gguf_file;     ///< GGUF: its name, instead of the quantization
     std::vector<std::string> files;  ///< exactly these instead of what a model needs
     bool cached_is_enough = false;   ///< a complete copy in the cache is taken without asking the hub
+    /// Configuration and tokenizer alone: no safetensors, and of a GGUF in several files only the first.
+    bool description_only = false;
     /// Looks at config.json before any weights are taken; its error ends the pull. May be null.
     std::function<Expected<void>(std::string_view config_json)> check_config;
 };
+
+/// What a supervisor asks a worker for: the model of a launch, from the cache where it is complete there, else from the hub
+/// after a look at its configuration with `check_config`. kInvalidArgument for a hub that is not known.
+[[nodiscard]] Expected<PullRequest> request_of(const wire::PullModel& ask, std::function<Expected<void>(std::string_view)> check_config);
 
 struct FileProgress {
     std::string name;

@@ -55,12 +55,20 @@ struct ModelInfo {
     GenerationDefaults generation;
 };
 
-/// Reads a model's description: a .gguf file, a directory with exactly one .gguf, or a directory
-/// with config.json and safetensors (and tokenizer.json, tokenizer_config.json,
-/// generation_config.json). Opens the weight files to check their headers and that every tensor of
-/// the architecture is there in the right shape, but reads no weights. kNotFound, kIo, kCorrupt (a
-/// malformed file) or kUnsupported (an architecture, type or tokenizer by its name).
-[[nodiscard]] Expected<ModelInfo> inspect_model(const std::string& path);
+/// Whether the weights of a model that is only described have to be there.
+enum class Weights : uint8_t {
+    kChecked,  ///< all of them, each tensor in its right shape
+    kAbsent,   ///< not even that: of safetensors none is looked at, of a GGUF in several files only the first is
+};
+
+/// Reads a model's description: a .gguf file (of one in several files any part, named
+/// NAME-00001-of-0000N.gguf), a directory with exactly one .gguf, or a directory with config.json and
+/// safetensors (and tokenizer.json, tokenizer_config.json, generation_config.json). Opens the weight
+/// files to check their headers and that every tensor of the architecture is there in the right
+/// shape, but reads no weights. With kAbsent `weight_bytes` and `identity` cover what was looked at.
+/// kNotFound, kIo, kCorrupt (a malformed file) or kUnsupported (an architecture, type or tokenizer
+/// by its name).
+[[nodiscard]] Expected<ModelInfo> inspect_model(const std::string& path, Weights weights = Weights::kChecked);
 
 /// Maps the weights at `path` and builds the plan of the family. Norm weights and biases come as
 /// F32; matrices stay in their type, mapped, except q/k projections of GGUF llama files, whose rows
@@ -72,7 +80,8 @@ struct ModelInfo {
 [[nodiscard]] Expected<void> check_config(std::string_view config_json);
 
 /// The real path of `path` when it lies inside the real path of `root` (relative paths start at
-/// `root`). An empty `root` fences nothing. kNotFound when it does not exist, kInvalidArgument
+/// `root`). The file of a GGUF in several parts keeps its name, which leads to the others: its folder
+/// is real, and all parts lie inside. An empty `root` fences nothing. kNotFound when it does not exist, kInvalidArgument
 /// (param "model_path") when it is outside.
 [[nodiscard]] Expected<std::string> resolve_model_path(const std::string& path,
                                                        const std::string& root);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,16 @@ struct Wanted {
     std::string hub;           ///< huggingface, modelscope
 };
 
+/// How a family is talked to, where its registration says so; "" and empty: as the model's files say.
+struct Style {
+    std::string chat_template;            ///< its text
+    std::vector<std::string> stop;        ///< of chats that give none
+    std::vector<int32_t> stop_token_ids;
+    std::string reasoning_start, reasoning_end;  ///< tags around what a model thinks; both or none
+    std::string tool_parser;              ///< name of the format of its tool calls
+    std::string reasoning_parser;         ///< a launch's alone; "none": thoughts are not told apart
+};
+
 /// Where the model is.
 struct Resolved {
     std::string path;          ///< of a registered model with files of its own; else "" and
@@ -31,6 +42,7 @@ struct Resolved {
     std::string size;          ///< in the registry's spelling
     std::vector<std::string> abilities, languages;
     std::string description;
+    Style style;
     bool direct = false;       ///< a repository's id, not a family
 };
 
@@ -75,6 +87,8 @@ class Registry {
   private:
     [[nodiscard]] const Family* find(std::string_view name) const;
     [[nodiscard]] std::string known_names() const;
+    [[nodiscard]] Style style_of(const Family& family) const;
+    [[nodiscard]] Expected<void> check_style(const Style& style) const;
     void load();
     [[nodiscard]] Expected<void> save() const;
 

@@ -29,7 +29,10 @@ TEST(AuthFile, IsReadAsXinferenceWritesIt) {
     ASSERT_EQ(file->users.size(), 2u);
     EXPECT_EQ(file->users[0].permissions, static_cast<uint8_t>(Permission::kAdmin));
     EXPECT_EQ(file->users[1].permissions, 3);
-    EXPECT_EQ(file->users[0].api_keys.size(), 2u);
+    ASSERT_EQ(file->users[0].api_keys.size(), 2u);
+    EXPECT_EQ(file->users[0].api_keys[0].text, "sk-72tkvudyGLPMi");
+    EXPECT_TRUE(file->users[0].api_keys[0].enabled);
+    EXPECT_FALSE(file->users[0].api_keys[0].expired(INT64_MAX));
 }
 
 TEST(AuthFile, EveryPermissionHasItsRights) {
@@ -56,6 +59,16 @@ TEST(AuthFile, FaultsAreNamedByTheirPathAndRepeatNoSecret) {
         {R"({"user_config":[{"username":"x","password":""}]})", "/user_config/0/password must be a string that is not empty"},
         {R"({"user_config":[{"username":"x","password":"y","permissions":["root"]}]})", "/user_config/0/permissions/0 is not a permission: 'root'"},
         {R"({"user_config":[{"username":"x","password":"hidden","api_keys":["a b"]}]})", "/user_config/0/api_keys/0 must be a string without spaces"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":""}]}]})", "/user_config/0/api_keys/0/key must be a string without spaces"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"enabled":true}]}]})", "/user_config/0/api_keys/0/key is missing"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":"hidden","until":1}]}]})", "/user_config/0/api_keys/0/until is not known"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":"hidden","enabled":1}]}]})", "/user_config/0/api_keys/0/enabled must be true or false"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":"hidden","expires_at":"2027-13-01T00:00:00"}]}]})",
+         "/user_config/0/api_keys/0/expires_at must be a time"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":"hidden","expires_at":"2027-12-01T00:00:00+02:00"}]}]})",
+         "/user_config/0/api_keys/0/expires_at must be a time"},
+        {R"({"user_config":[{"username":"x","password":"hidden","api_keys":[{"key":"hidden","expires_at":"tomorrow"}]}]})",
+         "/user_config/0/api_keys/0/expires_at must be a time"},
         {R"({"user_config":[{"username":"x","password":"hidden"},{"username":"x","password":"y"}]})", "/user_config/1/username stands there twice"},
         {R"({"user_config":[{"username":"x","password":"hidden","api_keys":["hidden"]},{"username":"z","password":"y","api_keys":["hidden"]}]})",
          "/user_config/1/api_keys has a key that stands there twice"},

@@ -42,6 +42,9 @@ TEST(SupervisorSettings, FileErrorsNameThePath) {
     EXPECT_EQ(file_error(R"({"api_keys":["a",5]})"), "/api_keys[1] must be a string, got an integer");
     EXPECT_EQ(file_error(R"({"deployments":["x"]})"), "/deployments[0] must be an object, got a string");
     EXPECT_EQ(file_error(R"({"strict_fields":"yes"})"), "/strict_fields must be true or false, got a string");
+    EXPECT_EQ(file_error(R"({"port":1,"host":"a","port":1})"), "'/port' stands there twice");
+    EXPECT_EQ(file_error(R"({"deployments":[{"model_name":"m","envs":{"A":"1","B":"2","A":"3"}}]})"), "'/deployments/envs/A' stands there twice");
+    EXPECT_EQ(file_error(R"({"deployments":[{"model_name":"m","model_engine":"baton"},{"model_name":"n","model_engine":"baton"}]})"), "accepted");
     EXPECT_THAT(file_error("{"), HasSubstr("malformed JSON"));
     EXPECT_THAT(file_error("[]"), HasSubstr("must be a JSON object"));
 }

@@ -170,9 +170,16 @@ TEST(Server, KeysGuardEverythingButTheOpenList) {
     options.admin_keys = {"root"};
     options.inference_keys = {"user"};
     options.open_paths = {"/health"};
-    options.authenticate = [](std::string_view key) -> std::optional<Permissions> {
-        if (key != "token") return std::nullopt;
-        return Permissions{Access::kStart, Access::kStop};
+    options.authenticate = [](std::string_view key, const std::string& remote) -> KeyAnswer {
+        EXPECT_EQ(remote, "127.0.0.1");
+        if (key == "banned") return {{}, 429, "banned for now", 7};
+        if (key != "token") return {};
+        return {Permissions{Access::kStart, Access::kStop}};
+    };
+    std::atomic<int> ended = 0;
+    options.on_exchange_end = [&](const Permissions& permissions, int64_t ms) {
+        EXPECT_GE(ms, 0);
+        if (permissions.bits == 12) ++ended;
     };
     const auto server = start(
         [](std::shared_ptr<Exchange> exchange) {
@@ -202,6 +209,13 @@ TEST(Server, KeysGuardEverythingButTheOpenList) {
     EXPECT_EQ(ask("/health/x", ""), "401");
     EXPECT_EQ(ask("/health?x=1", ""), "0");
     EXPECT_EQ(server->stats().unauthorized, 5u);
+    client.send(get("/v1/models", "Authorization: Bearer banned\r\n"));
+    const std::string banned = client.read_answer();
+    EXPECT_EQ(status_of(banned), 429);
+    EXPECT_NE(banned.find("Retry-After: 7\r\n"), std::string::npos) << banned;
+    EXPECT_NE(banned.find("banned for now"), std::string::npos);
+    EXPECT_EQ(ask("/v1/models", "Authorization: Bearer token\r\n"), "12") << "the connection lives on";
+    EXPECT_GE(ended.load(), 1);
 }
 
 TEST(Server, AHeldTokenIsReleasedWithTheLastByte) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "baton/wire/messages.hpp"
+
 namespace baton::hub {
 namespace {
 
@@ -38,6 +40,37 @@ TEST(Plan, ShardsComeFromTheIndex) {
     for (const char* bad : {"", "[]", "{}", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":"../m.safetensors"}})", R"({"weight_map":{"a":"x/m.safetensors"}})",
                             R"({"weight_map":{"a":"/m.safetensors"}})", R"({"weight_map":{"a":"m.bin"}})", R"({"weight_map":[]})"})
         EXPECT_FALSE(shards_of_index(bad)) << bad;
+}
+
+TEST(Plan, ADescriptionIsConfigurationAndTokenizer) {
+    PullRequest r = ask();
+    r.description_only = true;
+    const auto p = plan_files(kSafetensors, r);
+    ASSERT_TRUE(p) << p.error().message;
+    EXPECT_EQ(p->format, "pytorch");
+    EXPECT_EQ(p->first.front(), "config.json");
+    EXPECT_TRUE(p->weights.empty() && p->index.empty());
+    // A cache has no more of it than what was taken.
+    EXPECT_TRUE(plan_files(p->first, r));
+    EXPECT_FALSE(plan_files(p->first, ask())) << "for a launch that is not enough";
+    r.format = "ggufv2";
+    EXPECT_EQ(plan_files({"x-q8_0.gguf"}, r)->weights, Names{"x-q8_0.gguf"});
+    const Names parts = {"x-q8_0-00001-of-00003.gguf", "x-q8_0-00002-of-00003.gguf", "x-q8_0-00003-of-00003.gguf"};
+    EXPECT_EQ(plan_files(parts, r)->weights, Names{parts[0]});
+    EXPECT_EQ(plan_files({parts[0]}, r)->weights, Names{parts[0]});
+    EXPECT_FALSE(plan_files({parts[1], parts[2]}, r)) << "the first has the metadata";
+    r.description_only = false;
+    EXPECT_EQ(plan_files(parts, r)->weights, parts);
+}
+
+TEST(Plan, AMessageBecomesARequest) {
+    const auto none = [](std::string_view) -> Expected<void> { return {}; };
+    const auto r = request_of(wire::PullModel{7, "modelscope", "org/name", "main", "ggufv2", "q4_0", "x.gguf"}, none);
+    ASSERT_TRUE(r);
+    EXPECT_EQ(r->hub, Hub::kModelScope);
+    EXPECT_EQ(r->repo + r->revision + r->format + r->quantization + r->gguf_file, "org/namemainggufv2q4_0x.gguf");
+    EXPECT_TRUE(r->cached_is_enough && r->check_config && !r->description_only && r->files.empty());
+    EXPECT_EQ(request_of(wire::PullModel{7, "elsewhere", "org/name", "", "", "", ""}, none).error().param, "download_hub");
 }
 
 TEST(Plan, AMissingFileIsNamed) {

@@ -53,6 +53,58 @@ TEST(Registry, GgufFilesHaveNames) {
     EXPECT_EQ(registry.resolve({"qwen2.5-instruct", "0.5", "ggufv2", "Q8_0", ""})->gguf_file, "qwen2.5-0.5b-instruct-q8_0.gguf");
 }
 
+Json with(const char* family, const Json& patch) {
+    Json out = Json::parse(family);
+    out.merge_patch(patch);
+    return out;
+}
+
+TEST(Registry, HowAFamilyIsTalkedToComesWithTheChoice) {
+    Registry registry;
+    const Json style = {{"chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}"}, {"stop", {"</s>", "###"}}, {"stop_token_ids", {2, 7}},
+                        {"reasoning_start_tag", "<r>"}, {"reasoning_end_tag", "</r>"}, {"tool_parser", "qwen"}};
+    ASSERT_TRUE(registry.add(with(kMine, style).dump(), false));
+    // Another one is talked to as that one, by its name; its own stop texts do not count then, as with Xinference.
+    ASSERT_TRUE(registry.add(with(kMine, {{"model_name", "cousin"}, {"chat_template", "my-llm"}, {"stop", {"x"}}}).dump(), false));
+    ASSERT_TRUE(registry.add(with(kMine, {{"model_name", "like-built-in"}, {"chat_template", "qwen3"}}).dump(), false));
+    for (const char* name : {"my-llm", "cousin"}) {
+        for (const char* size : {"7", "0.5"}) {
+            const auto r = registry.resolve({name, size, "", "", ""});
+            ASSERT_TRUE(r) << r.error().message;
+            EXPECT_EQ(r->style.chat_template, style["chat_template"].get<std::string>());
+            EXPECT_EQ(r->style.stop, (std::vector<std::string>{"</s>", "###"}));
+            EXPECT_EQ(r->style.stop_token_ids, (std::vector<int32_t>{2, 7}));
+            EXPECT_EQ(r->style.reasoning_start + r->style.reasoning_end, "<r></r>");
+            EXPECT_EQ(r->style.tool_parser, "qwen");
+        }
+    }
+    EXPECT_EQ(registry.resolve({"like-built-in", "7", "", "", ""})->style.chat_template, "") << "the model's files say it";
+    EXPECT_EQ(registry.resolve({"qwen3", "8", "", "", ""})->style.chat_template, "");
+    EXPECT_EQ(registry.resolve({"org/name", "", "", "", ""})->style.stop.size(), 0u);
+}
+
+TEST(Registry, AWrongStyleIsRefusedByItsField) {
+    Registry registry;
+    const std::pair<Json, const char*> kCases[] = {
+        {{{"chat_template", 7}}, "chat_template"},
+        {{{"chat_template", "no-such-family"}}, "chat_template"},
+        {{{"chat_template", "{% for m in messages %}"}}, "chat_template"},
+        {{{"stop", "x"}}, "stop"},
+        {{{"stop", {""}}}, "stop"},
+        {{{"stop_token_ids", {"2"}}}, "stop_token_ids"},
+        {{{"stop_token_ids", {-1}}}, "stop_token_ids"},
+        {{{"stop_token_ids", {3000000000}}}, "stop_token_ids"},
+        {{{"reasoning_start_tag", "<r>"}}, "reasoning_start_tag"},
+        {{{"tool_parser", 1}}, "tool_parser"},
+    };
+    for (const auto& [patch, field] : kCases) {
+        const auto added = registry.add(with(kMine, patch).dump(), false);
+        ASSERT_FALSE(added) << patch;
+        EXPECT_EQ(added.error().param, field) << patch;
+    }
+    EXPECT_TRUE(registry.add(with(kMine, {{"chat_template", nullptr}, {"stop", nullptr}, {"stop_token_ids", Json::array()}}).dump(), false));
+}
+
 TEST(Registry, WhatIsWrongIsToldWithWhatIsAllowed) {
     const Registry registry;
     const auto error = [&](const Wanted& w) { return registry.resolve(w).error(); };

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "baton/base/encoding.hpp"
 
@@ -31,11 +32,12 @@ class AuthTest : public ::testing::Test {
                                {"username":"bob","password":"pb","permissions":["models:list"],"api_keys":["sk-bob"]},
                                {"username":"eve","password":"pe","permissions":["models:write","models:read"]}])");
     }
-    std::unique_ptr<Auth> load() {
-        auto auth = Auth::load(path_.string());
+    std::unique_ptr<Auth> load(Bans::Rule rule = {.failures_max = 0}) {
+        auto auth = Auth::load(path_.string(), rule);
         EXPECT_TRUE(auth) << auth.error().message;
         return auth ? std::move(*auth) : nullptr;
     }
+    static std::optional<http::Permissions> rights(const std::unique_ptr<Auth>& auth, std::string_view key) { return auth->check(key, "10.0.0.1").permissions; }
     /// A token as anybody could make it who knows `secret`.
     static std::string forged(const Json& header, const Json& claims, const std::string& secret) {
         const std::string text = to_base64url(header.dump()) + "." + to_base64url(claims.dump());
@@ -52,16 +54,16 @@ class AuthTest : public ::testing::Test {
 TEST_F(AuthTest, KeysListAndUseModelsWhateverTheirUserMayDo) {
     write(users());
     const auto auth = load();
-    const auto ann = auth->permissions_of("sk-ann");
+    const auto ann = rights(auth, "sk-ann");
     ASSERT_TRUE(ann);
     EXPECT_TRUE(ann->allow(Access::kList) && ann->allow(Access::kInference) && ann->limited_key);
     EXPECT_FALSE(ann->allow(Access::kAdmin) || ann->allow(Access::kStart));
-    const auto bob = auth->permissions_of("sk-bob");
+    const auto bob = rights(auth, "sk-bob");
     ASSERT_TRUE(bob);
     EXPECT_TRUE(bob->allow(Access::kList));
     EXPECT_FALSE(bob->allow(Access::kInference));
-    for (const char* none : {"", "sk-", "sk-ann ", "SK-ANN", "pa", "ann"}) EXPECT_FALSE(auth->permissions_of(none)) << none;
-    EXPECT_EQ(auth->key_requests(), 2u);
+    for (const char* none : {"", "sk-", "sk-ann ", "SK-ANN", "pa", "ann"}) EXPECT_FALSE(rights(auth, none)) << none;
+    EXPECT_EQ(auth->counts().key_requests, 2u);
 }
 
 TEST_F(AuthTest, ALoginGivesATokenWithTheUsersRights) {
@@ -69,14 +71,14 @@ TEST_F(AuthTest, ALoginGivesATokenWithTheUsersRights) {
     const auto auth = load();
     const auto tokens = auth->log_in("eve", "pe", "::1");
     ASSERT_TRUE(tokens) << tokens.error().message;
-    const auto eve = auth->permissions_of(tokens->access);
+    const auto eve = rights(auth, tokens->access);
     ASSERT_TRUE(eve);
     EXPECT_TRUE(eve->allow(Access::kStart) && eve->allow(Access::kStop) && eve->allow(Access::kInference));
     EXPECT_FALSE(eve->allow(Access::kList) || eve->allow(Access::kAdmin) || eve->limited_key);
-    EXPECT_FALSE(auth->permissions_of(tokens->refresh)) << "a refresh token opens nothing by itself";
+    EXPECT_FALSE(rights(auth, tokens->refresh)) << "a refresh token opens nothing by itself";
     const auto again = auth->refresh(tokens->refresh);
     ASSERT_TRUE(again);
-    EXPECT_TRUE(auth->permissions_of(again->access));
+    EXPECT_TRUE(rights(auth, again->access));
     EXPECT_FALSE(auth->refresh(tokens->access));
     const Json claims = claims_of(tokens->access);
     EXPECT_NEAR(static_cast<double>(claims["exp"].get<int64_t>()), static_cast<double>(std::time(nullptr) + 1800), 5);
@@ -106,33 +108,33 @@ TEST_F(AuthTest, ForgedTokensOpenNothing) {
     ASSERT_TRUE(tokens);
     const Json claims = claims_of(tokens->access);
     const Json header = {{"alg", "HS256"}, {"typ", "JWT"}};
-    ASSERT_TRUE(auth->permissions_of(forged(header, claims, kSecret))) << "the test's own tokens are right";
+    ASSERT_TRUE(rights(auth, forged(header, claims, kSecret))) << "the test's own tokens are right";
     const auto changed = [&](const char* key, const Json& value) {
         Json out = claims;
         out[key] = value;
         return out;
     };
     const int64_t now = std::time(nullptr);
-    EXPECT_FALSE(auth->permissions_of(forged(header, claims, "another secret")));
-    EXPECT_FALSE(auth->permissions_of(forged({{"alg", "none"}}, claims, kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged({{"alg", "HS512"}}, claims, kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(Json::array(), claims, kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, Json::array(), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", now - 1), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", "never"), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("exp", 1e18), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("sub", "nobody"), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("sub", 7), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("typ", "refresh"), kSecret)));
-    EXPECT_FALSE(auth->permissions_of(forged(header, changed("mark", ""), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, claims, "another secret")));
+    EXPECT_FALSE(rights(auth, forged({{"alg", "none"}}, claims, kSecret)));
+    EXPECT_FALSE(rights(auth, forged({{"alg", "HS512"}}, claims, kSecret)));
+    EXPECT_FALSE(rights(auth, forged(Json::array(), claims, kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, Json::array(), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("exp", now - 1), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("exp", "never"), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("exp", 1e18), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("sub", "nobody"), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("sub", 7), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("typ", "refresh"), kSecret)));
+    EXPECT_FALSE(rights(auth, forged(header, changed("mark", ""), kSecret)));
     const size_t dot = tokens->access.rfind('.');
     for (const std::string& wrong : {tokens->access.substr(0, dot), tokens->access.substr(0, dot + 1), tokens->access + "A", "." + tokens->access,
                                      std::string(".."), std::string("."), std::string(5000, 'a'), tokens->access.substr(dot)})
-        EXPECT_FALSE(auth->permissions_of(wrong)) << wrong;
+        EXPECT_FALSE(rights(auth, wrong)) << wrong;
     for (size_t i = 0; i < tokens->access.size(); ++i) {
         std::string flipped = tokens->access;
         flipped[i] = flipped[i] == 'A' ? 'B' : 'A';
-        EXPECT_FALSE(auth->permissions_of(flipped)) << i;
+        EXPECT_FALSE(rights(auth, flipped)) << i;
     }
 }
 
@@ -147,21 +149,84 @@ TEST_F(AuthTest, AReloadTakesRightsAwayAndAFaultChangesNothing) {
     next.erase(2);                                              // eve
     write(next);
     ASSERT_TRUE(auth->reload());
-    EXPECT_FALSE(auth->permissions_of(ann->access)) << "the password changed";
-    EXPECT_FALSE(auth->permissions_of(eve->access)) << "the user is gone";
-    const auto now = auth->permissions_of(bob->access);
+    EXPECT_FALSE(rights(auth, ann->access)) << "the password changed";
+    EXPECT_FALSE(rights(auth, eve->access)) << "the user is gone";
+    const auto now = rights(auth, bob->access);
     ASSERT_TRUE(now);
     EXPECT_TRUE(now->allow(Access::kInference));
     EXPECT_FALSE(now->allow(Access::kList));
     std::ofstream(path_) << "{";
     EXPECT_FALSE(auth->reload());
-    EXPECT_TRUE(auth->permissions_of(bob->access));
+    EXPECT_TRUE(rights(auth, bob->access));
     std::filesystem::remove(path_);
     EXPECT_FALSE(auth->reload());
-    EXPECT_TRUE(auth->permissions_of("sk-ann"));
+    EXPECT_TRUE(rights(auth, "sk-ann"));
     write(next, "another secret of the test");
     ASSERT_TRUE(auth->reload());
-    EXPECT_FALSE(auth->permissions_of(bob->access)) << "signed with the old secret";
+    EXPECT_FALSE(rights(auth, bob->access)) << "signed with the old secret";
+}
+
+TEST_F(AuthTest, KeysExpireAndAreSwitchedOff) {
+    Json all = users();
+    const int64_t now = std::time(nullptr);
+    all[0]["api_keys"] = Json::array({"sk-ever", {{"key", "sk-old"}, {"expires_at", "2020-01-31T12:00:00"}}, {{"key", "sk-off"}, {"enabled", false}},
+                                      {{"key", "sk-new"}, {"expires_at", "2999-01-31 12:00:00.5+00:00"}, {"name", "laptop"}}, {{"key", "sk-soon"}, {"expires_at", now + 3600}}});
+    write(all);
+    const auto auth = load();
+    for (const char* good : {"sk-ever", "sk-new", "sk-soon"}) EXPECT_TRUE(rights(auth, good)) << good;
+    const auto old = auth->check("sk-old", "10.0.0.1"), off = auth->check("sk-off", "10.0.0.1");
+    EXPECT_FALSE(old.permissions || off.permissions);
+    EXPECT_EQ(old.status, 401);
+    EXPECT_EQ(old.message, "API key has expired");
+    EXPECT_EQ(off.message, "API key is disabled");
+    EXPECT_EQ(auth->counts().keys_active, 4u) << "bob's too";
+    EXPECT_EQ(auth->counts().keys_expired, 1u);
+}
+
+TEST_F(AuthTest, AnAddressThatGuessesIsBannedAndNoOther) {
+    write(users());
+    const auto auth = load({.failures_max = 3});
+    const auto tokens = auth->log_in("ann", "pa", "10.0.0.2");
+    ASSERT_TRUE(tokens);
+    // A key that was taken out, a token that has expired: no guesses.
+    Json claims = claims_of(tokens->access);
+    claims["exp"] = std::time(nullptr) - 1;
+    const std::string stale = forged({{"alg", "HS256"}, {"typ", "JWT"}}, claims, kSecret);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(auth->check(stale, "10.0.0.1").status, 401);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(auth->check("sk-guess", "10.0.0.1").status, 401) << i;
+    const auto banned = auth->check("sk-ann", "10.0.0.1");
+    EXPECT_EQ(banned.status, 429);
+    EXPECT_FALSE(banned.permissions);
+    EXPECT_GT(banned.retry_after_s, 590);
+    EXPECT_LE(banned.retry_after_s, 600);
+    EXPECT_TRUE(auth->check("sk-ann", "10.0.0.2").permissions);
+    EXPECT_EQ(auth->counts().banned_addresses, 1u);
+}
+
+TEST_F(AuthTest, AKeyThatIsNoLongerGoodIsBannedWhereItIsUsed) {
+    Json all = users();
+    all[1]["api_keys"] = Json::array({{{"key", "sk-bob"}, {"enabled", false}}});
+    write(all);
+    const auto auth = load({.failures_max = 3});
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(auth->check("sk-bob", "10.0.0.1").status, 401);
+    EXPECT_EQ(auth->check("sk-bob", "10.0.0.1").status, 429);
+    EXPECT_EQ(auth->check("sk-bob", "10.0.0.2").status, 401);
+    EXPECT_TRUE(auth->check("sk-ann", "10.0.0.1").permissions) << "the address itself is not banned";
+    EXPECT_EQ(auth->counts().banned_keys, 1u);
+    EXPECT_EQ(auth->counts().banned_addresses, 0u);
+}
+
+TEST_F(AuthTest, TheLoginLockSaysHowLongItLasts) {
+    write(users());
+    const auto auth = load();
+    EXPECT_EQ(auth->login_locked_s("10.0.0.1"), 0);
+    for (int i = 0; i < 10; ++i) EXPECT_FALSE(auth->log_in("ann", "no", "10.0.0.1"));
+    EXPECT_GT(auth->login_locked_s("10.0.0.1"), 50);
+    EXPECT_LE(auth->login_locked_s("10.0.0.1"), 60);
+    const auto refused = auth->log_in("ann", "pa", "10.0.0.1");
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find(" s"), std::string::npos);
+    EXPECT_EQ(auth->login_locked_s("10.0.0.2"), 0);
 }
 
 }  // namespace

@@ -37,5 +37,13 @@ TEST(ExitReason, IsTheEndOfTheOutputOtherwise) {
     EXPECT_EQ(exit_reason("exit code 1", "replica.load_failed reason=\"cut \\u00"), "cut u00");
 }
 
+TEST(ExitText, NamesTheSignalOrTheCode) {
+    EXPECT_EQ(exit_text(0), "exit code 0");
+    EXPECT_EQ(exit_text(137), "exit code 137");
+    EXPECT_EQ(exit_text(-9), "killed by signal 9 (SIGKILL)");
+    EXPECT_EQ(exit_text(-11), "killed by signal 11 (SIGSEGV)");
+    EXPECT_EQ(exit_text(-200), "killed by signal 200");
+}
+
 }  // namespace
 }  // namespace baton::supervisor
