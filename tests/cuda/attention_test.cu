@@ -454,10 +454,15 @@ class Decoder {
         a.splits = splits;
         return a;
     }
-    DecodeCall run(uint16_t* pool, const uint16_t* q, const cuda::RopeAppend* fused, bool early) {
+    DecodeCall run(uint16_t* pool, const uint16_t* q, const cuda::RopeAppend* fused, bool early, bool planned = false) {
         out.fill(0xff);
         DecodeCall r;
-        r.error = cuda::decode_attention({nullptr, true}, args(pool, q, fused, early));
+        cuda::DecodeAttention a = args(pool, q, fused, early);
+        a.planned = planned;
+        if (planned)
+            r.error = cuda::decode_plan({nullptr, true}, a);
+        if (r.error == cudaSuccess)
+            r.error = cuda::decode_attention({nullptr, !planned}, a);
         BATON_CUDA(cudaDeviceSynchronize());
         r.out = out.get();
         return r;
@@ -533,6 +538,9 @@ TEST_F(DecodeAttentionTest, MatchesFloat64ForAnyGrid) {
                 // The workspace is left as it was found: again, and the same bits.
                 const DecodeCall second = decoder.run(pool.data(), dq.data(), nullptr, false);
                 ASSERT_EQ(first.out, second.out);
+                const DecodeCall planned = decoder.run(pool.data(), dq.data(), nullptr, false, true);
+                ASSERT_EQ(planned.error, cudaSuccess);
+                ASSERT_EQ(first.out, planned.out);
             }
         }
     std::printf("[ figures  ] decode, bf16: largest relative error %.2e\n", worst);
@@ -608,6 +616,14 @@ void DecodeAttentionTest::check_fused(const Shape& s, const std::vector<uint32_t
     check_appended(c, pool.get(), r, slots);
     if (HasFatalFailure())
         return;
+    // With the shares worked out ahead: the same bits.
+    const std::vector<uint16_t> appended = pool.get();
+    const DeviceArray<uint16_t> again(c.pool);
+    const cuda::RopeAppend fused_again = d.args(c, again.data(), nullptr);
+    const DecodeCall planned = decoder.run(again.data(), nullptr, &fused_again, seed % 2 == 0, true);
+    ASSERT_EQ(planned.error, cudaSuccess);
+    ASSERT_EQ(planned.out, got.out);
+    ASSERT_EQ(again.get(), appended);
     ASSERT_EQ(cuda::rope_append({nullptr, true}, d.args(c, pool.data(), q.data())), cudaSuccess);
     BATON_CUDA(cudaDeviceSynchronize());
     const Deviation all = compare(s.elem, attend_all(c, q.get()), got.out);
@@ -693,40 +709,47 @@ TEST_F(DecodeAttentionTest, CapturedChainServesChangingLengths) {
     const DeviceArray<uint16_t> pool(c.pool);
     const auto q = random_bits(s.elem, full.size() * s.heads * s.head_dim, 4.0f, rng);
     const DeviceArray<uint16_t> dq(q);
-    Decoder decoder(c, chosen_grid(c), *memory);
-    cudaStream_t stream;
-    BATON_CUDA(cudaStreamCreate(&stream));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    BATON_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < (reduced() ? 3 : 20); ++i)
-        BATON_CUDA(cuda::decode_attention({stream, true}, decoder.args(pool.data(), dq.data(), nullptr, false)));
-    BATON_CUDA(cudaStreamEndCapture(stream, &graph));
-    BATON_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    for (const uint32_t cut : {0u, 1u, 63u, 64u}) {
-        std::vector<int32_t> lengths = Decoder::lengths_of(c);
-        for (auto& n : lengths)
-            n -= static_cast<int32_t>(cut);
-        decoder.lengths.put(lengths);
-        decoder.out.fill(0xff);
-        BATON_CUDA(cudaDeviceSynchronize());
-        BATON_CUDA(cudaGraphLaunch(exec, stream));
-        BATON_CUDA(cudaStreamSynchronize(stream));
-        const auto out = decoder.out.get();
-        Deviation all;
-        for (size_t i = 0; i < full.size(); ++i)
-            for (uint32_t h = 0; h < s.heads; ++h) {
-                const size_t at = (i * s.heads + h) * s.head_dim;
-                const auto n = static_cast<uint32_t>(lengths[i]);
-                const auto want = n == 0 ? std::vector<double>(s.head_dim, 0.0) : c.attend(i, h, &q[at], n);
-                for (uint32_t d = 0; d < s.head_dim; ++d)
-                    all.add(to_float(s.elem, out[at + d]), want[d]);
-            }
-        EXPECT_TRUE(all.within(s.elem)) << "cut " << cut << ": " << all.relative();
+    for (const bool planned : {false, true}) {
+        SCOPED_TRACE(planned);
+        Decoder decoder(c, planned ? static_cast<uint32_t>(multiprocessors) : chosen_grid(c), *memory);
+        cuda::DecodeAttention args = decoder.args(pool.data(), dq.data(), nullptr, false);
+        args.planned = planned;
+        cudaStream_t stream;
+        BATON_CUDA(cudaStreamCreate(&stream));
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        BATON_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        if (planned)
+            BATON_CUDA(cuda::decode_plan({stream, true}, args));
+        for (int i = 0; i < (reduced() ? 3 : 20); ++i)
+            BATON_CUDA(cuda::decode_attention({stream, !planned || i > 0}, args));
+        BATON_CUDA(cudaStreamEndCapture(stream, &graph));
+        BATON_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        for (const uint32_t cut : {0u, 1u, 63u, 64u}) {
+            std::vector<int32_t> lengths = Decoder::lengths_of(c);
+            for (auto& n : lengths)
+                n -= static_cast<int32_t>(cut);
+            decoder.lengths.put(lengths);
+            decoder.out.fill(0xff);
+            BATON_CUDA(cudaDeviceSynchronize());
+            BATON_CUDA(cudaGraphLaunch(exec, stream));
+            BATON_CUDA(cudaStreamSynchronize(stream));
+            const auto out = decoder.out.get();
+            Deviation all;
+            for (size_t i = 0; i < full.size(); ++i)
+                for (uint32_t h = 0; h < s.heads; ++h) {
+                    const size_t at = (i * s.heads + h) * s.head_dim;
+                    const auto n = static_cast<uint32_t>(lengths[i]);
+                    const auto want = n == 0 ? std::vector<double>(s.head_dim, 0.0) : c.attend(i, h, &q[at], n);
+                    for (uint32_t d = 0; d < s.head_dim; ++d)
+                        all.add(to_float(s.elem, out[at + d]), want[d]);
+                }
+            EXPECT_TRUE(all.within(s.elem)) << "cut " << cut << ": " << all.relative();
+        }
+        BATON_CUDA(cudaGraphExecDestroy(exec));
+        BATON_CUDA(cudaGraphDestroy(graph));
+        BATON_CUDA(cudaStreamDestroy(stream));
     }
-    BATON_CUDA(cudaGraphExecDestroy(exec));
-    BATON_CUDA(cudaGraphDestroy(graph));
-    BATON_CUDA(cudaStreamDestroy(stream));
 }
 
 }  // namespace

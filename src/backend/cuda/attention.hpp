@@ -58,6 +58,9 @@ struct DecodeAttention {
     /// was launched without a programmatic edge (a copy or a graph's start lies between), and no kernel of the step writes
     /// them. The kernel then reads them before its dependency wait.
     bool early = false;
+    /// decode_plan ran with the same arguments (the layer's pages and `q` may be others) since lengths and tables changed, and was
+    /// complete before the first kernel that this one may overlap was launched.
+    bool planned = false;
     void* workspace = nullptr;         ///< the most of decode_workspace_bytes(), zeroed once; calls of any batch share it
     uint32_t splits = 1;               ///< thread blocks, from decode_splits: fixed when a graph is captured
 };
@@ -67,6 +70,9 @@ struct DecodeAttention {
 [[nodiscard]] size_t decode_workspace_bytes(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t splits);
 /// Split-KV paged decode; contexts come from device memory, so one captured graph serves any lengths.
 cudaError_t decode_attention(const Launch& launch, const DecodeAttention& args);
+/// Works out once for all layers of a step what each thread block takes of the contexts, where blocks share them evenly; nothing to do
+/// elsewhere. Decode attention then begins to read KV sooner. Into the workspace; results are the same bits.
+cudaError_t decode_plan(const Launch& launch, const DecodeAttention& args);
 /// Whether decode_attention takes `fused` for these shapes.
 [[nodiscard]] bool decode_fuses(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences);
 

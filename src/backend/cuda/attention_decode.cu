@@ -5,10 +5,11 @@
 namespace baton::backend::cuda {
 namespace {
 
-/// Small batches take four warps with long slices: such a block finds room beside those of the product in front of it, and
-/// reads ahead meanwhile. Others take eight warps. Where a block has less shared memory than an A100's, slices are short.
-template <Elem E, int D>
-cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
+/// Calls `use` with the warps of a block, the stages and size of their slices, and blocks a multiprocessor. Small batches take four
+/// warps with long slices: such a block finds room beside those of the product in front of it, and reads ahead meanwhile. Others
+/// take eight warps. Where a block has less shared memory than an A100's, slices are short.
+template <int D, class Use>
+cudaError_t pick(const DecodeAttention& a, const Use& use) {
     const DeviceTraits& device = current_device();
     if (device.error != cudaSuccess)
         return device.error;
@@ -16,10 +17,10 @@ cudaError_t pick(const Launch& launch, const DecodeAttention& a) {
     const uint32_t cluster = decode_cluster(a, clusters);
     const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
     if (a.base.sequences <= 8 && fits(decode_shared<D, 4, 2, 2>(a, cluster)))
-        return launch_decode<E, D, 4, 2, 2, 3>(launch, a, clusters);
+        return use.template operator()<4, 2, 2, 3>(clusters);
     if (fits(decode_shared<D, 8, 2, 1>(a, cluster)))
-        return launch_decode<E, D, 8, 2, 1, 1>(launch, a, clusters);
-    return launch_decode<E, D, 4, 2, 1, 2>(launch, a, clusters);
+        return use.template operator()<8, 2, 1, 1>(clusters);
+    return use.template operator()<4, 2, 1, 2>(clusters);
 }
 
 bool supported(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
@@ -47,22 +48,48 @@ uint32_t decode_splits(uint32_t sequences, uint32_t kv_heads, uint32_t kv_len, u
 
 size_t decode_workspace_bytes(uint32_t, uint32_t, uint32_t head_dim, uint32_t splits) {
     const size_t parts = static_cast<size_t>(splits) * 2 * 8;
-    return kDecodeContextsMax * sizeof(int) + parts * (head_dim * sizeof(float) + 2 * sizeof(float));
+    constexpr size_t kPlan = std::max({LinePlan<256, 16>::kInts, LinePlan<256, 32>::kInts, LinePlan<128, 32>::kInts, LinePlan<128, 64>::kInts});
+    return kDecodeContextsMax * sizeof(int) + parts * (head_dim * sizeof(float) + 2 * sizeof(float)) + splits * kPlan * sizeof(int);
 }
 
 bool decode_fuses(uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t sequences) {
     return supported(heads, kv_heads, head_dim, sequences);
 }
 
-cudaError_t decode_attention(const Launch& launch, const DecodeAttention& args) {
+namespace {
+
+cudaError_t check(const DecodeAttention& args) {
     const KvView& kv = args.base.kv;
     if (!takes_pages(kv) || args.splits == 0 || !supported(args.base.heads, kv.kv_heads, kv.head_dim, args.base.sequences))
         return cudaErrorInvalidValue;
     if (args.fused != nullptr && (args.fused->q_norm == nullptr) != (args.fused->k_norm == nullptr))
         return cudaErrorInvalidValue;
-    if (args.base.sequences == 0)
-        return cudaSuccess;
-    return for_shape(args.base.elem, kv.head_dim, [&]<Elem E, int D>() { return pick<E, D>(launch, args); });
+    return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t decode_attention(const Launch& launch, const DecodeAttention& args) {
+    const cudaError_t error = check(args);
+    if (error != cudaSuccess || args.base.sequences == 0)
+        return error;
+    return for_shape(args.base.elem, args.base.kv.head_dim, [&]<Elem E, int D>() {
+        return pick<D>(args, [&]<int WARPS, int STAGES, int SIZE, int PER_SM>(bool clusters) {
+            return launch_decode<E, D, WARPS, STAGES, SIZE, PER_SM>(launch, args, clusters);
+        });
+    });
+}
+
+cudaError_t decode_plan(const Launch& launch, const DecodeAttention& args) {
+    const cudaError_t error = check(args);
+    if (error != cudaSuccess || args.base.sequences == 0)
+        return error;
+    // The element's type does not matter to a plan.
+    return for_shape(Elem::kBF16, args.base.kv.head_dim, [&]<Elem, int D>() {
+        return pick<D>(args, [&]<int WARPS, int, int SIZE, int>(bool clusters) {
+            return launch_plan<Elem::kBF16, D, WARPS, SIZE>(launch, args, clusters);
+        });
+    });
 }
 
 }  // namespace baton::backend::cuda

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/attention.hpp"
 #include "backend/cuda/attention_decode_head.cuh"
+#include "backend/cuda/attention_decode_slice.cuh"
 #include "backend/cuda/attention_decode_walk.cuh"
 #include "backend/cuda/attention_device.cuh"
 
@@ -33,25 +34,20 @@
 namespace baton::backend::cuda {
 
 template <Elem E>
-struct DecodeParams {
+struct DecodeParams : DecodeLengths {
     using T = typename dev::Number<E>::Type;
     const T* q;
     T* k;
     T* v;
     T* out;
     int64_t block_stride;
-    const int32_t* kv_len;
-    const int32_t* blocks;
-    int blocks_stride;
-    int block_shift;
-    int sequences;
     int heads;
-    int kv_heads;
     int group;
     float scale_log2;  ///< scale · log2(e)
     float* parts;      ///< [grid, 2, 8, D] outputs of parts, not divided by their sums
     float2* marks;     ///< [grid, 2, 8] largest score · scale_log2 and sum of each part
     int* arrived;      ///< [sequences, kv_heads] parts written so far; 0 between launches
+    const int* plan;   ///< LinePlan of each block, or null
     int cluster;       ///< blocks for each context; 0: the line of tiles alone
     bool early;
     // Where the kernel norms, rotates and appends by itself.
@@ -89,23 +85,6 @@ struct DecodeShape {
         return cluster > 1 ? end + kClusterMarks + cluster * (8 * sizeof(float2) + group * D * sizeof(float)) : end;
     }
     static_assert(8 * kPad * 4 <= kStageBytes);
-};
-
-/// The state of a warp's part of one context. A lane holds columns 2 · (lane % 4) and the next of each tile: two heads.
-template <int D>
-struct DecodeState {
-    float o[D / 16][4];
-    float top[2];  ///< largest score · scale_log2 of each head
-    float sum[2];  ///< this lane's share
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int n = 0; n < D / 16; ++n)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                o[n][c] = 0.0f;
-        top[0] = top[1] = dev::minus_infinity();
-        sum[0] = sum[1] = 0.0f;
-    }
 };
 
 template <Elem E, int D, int WARPS, int STAGES, int SIZE>
@@ -258,65 +237,12 @@ struct Decode {
 
     /// One slice of at least one token: scores, softmax, weighted sum.
     __device__ __forceinline__ void add_slice(DecodeState<D>& a, const uint32_t (&q)[D / 16][2], uint32_t stage, int tokens) const {
-        constexpr int kTiles = Shape::kSlice / 16;
-        const int turn = lane & 7;
-        const uint32_t k_at = stage + static_cast<uint32_t>((turn + ((lane >> 3) & 1) * 8) * Shape::kRowBytes + (((lane >> 4) ^ turn) << 4));
-        const uint32_t v_at = stage + Shape::kHalf +
-                              static_cast<uint32_t>((turn + (lane >> 4) * 8) * Shape::kRowBytes + ((((lane >> 3) & 1) ^ turn) << 4));
-        float s[kTiles][4];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            float part[2][4] = {};  // two chains of products take half the time of one
-#pragma unroll
-            for (int kk = 0; kk < D / 16; ++kk) {
-                uint32_t k[4];
-                dev::load_matrices(k, (k_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(kk * 32));
-                dev::mma<T>(part[kk & 1], k, q[kk][0], q[kk][1]);
-            }
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const bool seen = t * 16 + (c >> 1) * 8 + lane / 4 < tokens;
-                s[t][c] = seen ? (part[0][c] + part[1][c]) * p.scale_log2 : dev::minus_infinity();
-            }
-        }
+        DecodeSlice<E, D, Shape::kSlice> slice(stage, lane);
         float shrink[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float high = fmaxf(s[0][h], s[0][2 + h]);
-#pragma unroll
-            for (int t = 1; t < kTiles; ++t)
-                high = fmaxf(high, fmaxf(s[t][h], s[t][2 + h]));
-            high = fmaxf(a.top[h], dev::column_max(high));
-            shrink[h] = dev::exp2_fast(a.top[h] - high);
-            a.top[h] = high;
-            float sum = 0;
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                s[t][h] = dev::exp2_fast(s[t][h] - high);
-                s[t][2 + h] = dev::exp2_fast(s[t][2 + h] - high);
-                sum += s[t][h] + s[t][2 + h];
-            }
-            a.sum[h] = a.sum[h] * shrink[h] + sum;
-        }
-        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-            for (int n = 0; n < D / 16; ++n)
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    a.o[n][c] *= shrink[c & 1];
-        }
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            const uint32_t w0 = dev::transpose_matrix(N::pack(s[t][0], s[t][1]));
-            const uint32_t w1 = dev::transpose_matrix(N::pack(s[t][2], s[t][3]));
-#pragma unroll
-            for (int n = 0; n < D / 16; ++n) {
-                uint32_t v[4];
-                dev::load_matrices_transposed(
-                    v, (v_at + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32));
-                dev::mma<T>(a.o[n], v, w0, w1);
-            }
-        }
+        slice.weigh(a, shrink, q, tokens, p.scale_log2);
+        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f))
+            a.scale(shrink);
+        slice.add_values(a);
     }
 
     /// This warp's slice of tile `w`, which lies in a stage, its new token included.
@@ -413,9 +339,12 @@ __global__ void __launch_bounds__(WARPS * 32, PER_SM) contexts_kernel(const __gr
     cluster.announce();
     if (!p.early)
         dev::wait_for_earlier();
-    if (cluster.takes())
+    if (cluster.takes()) {
         cluster.run();
-    else if constexpr (PER_SM > 1)
+        return;
+    }
+    __syncthreads();  // the cluster's barrier was made where tables will lie
+    if constexpr (PER_SM > 1)
         run_line_apart<E, D, WARPS, STAGES, SIZE>(p, shared);
     else
         run_line<E, D, WARPS, STAGES, SIZE>(p, shared);
@@ -428,6 +357,26 @@ __global__ void __maxnreg__(160) line_kernel(DecodeParams<E> p) {
     if (!p.early)
         dev::wait_for_earlier();
     run_line<E, D, WARPS, STAGES, SIZE>(p, shared);
+}
+
+struct PlanParams : DecodeLengths {
+    int* plan;
+};
+/// A block for each of those that will share the contexts.
+template <int WARPS, int SLICE>
+__global__ void __launch_bounds__(WARPS * 32) plan_kernel(PlanParams p) {
+    extern __shared__ int tables[];
+    constexpr int kThreads = WARPS * 32;
+    dev::wait_for_earlier();
+    int* lengths = tables + 32;
+    int* before = lengths + p.sequences;
+    scan_lengths<kThreads, SLICE>(p.kv_len, p.sequences, lengths, before, tables);
+    const DecodeShares shares(before[p.sequences] * p.kv_heads, static_cast<int>(gridDim.x));
+    const LineShare share = share_of<SLICE>(shares, lengths, before, p);
+    LineSlice<SLICE> slice;
+    slice.find(static_cast<int>(threadIdx.x) / 32 + WARPS * (static_cast<int>(threadIdx.x) & 31), share, lengths, before, p);
+    using Plan = LinePlan<kThreads, SLICE>;
+    Plan::write(p.plan + static_cast<int64_t>(blockIdx.x) * Plan::kInts, share, slice);
 }
 
 template <Elem E>
@@ -455,6 +404,9 @@ DecodeParams<E> decode_params(const DecodeAttention& a) {
     p.marks = reinterpret_cast<float2*>(bytes);
     bytes += static_cast<size_t>(a.splits) * 2 * 8 * sizeof(float2);
     p.parts = reinterpret_cast<float*>(bytes);
+    bytes += static_cast<size_t>(a.splits) * 2 * 8 * a.base.kv.head_dim * sizeof(float);
+    p.plan = reinterpret_cast<const int*>(bytes);
+    p.unread = a.fused != nullptr ? 1 : 0;
     if (a.fused != nullptr) {
         p.early = a.early;
         p.qkv = static_cast<const T*>(a.fused->qkv);
@@ -491,10 +443,22 @@ cudaError_t launch_decode(const Launch& launch, const DecodeAttention& a, bool c
     const uint32_t cluster = decode_cluster(a, clusters);
     DecodeParams<E> p = decode_params<E>(a);
     p.cluster = static_cast<int>(cluster);
+    if (!a.planned || cluster > 0)
+        p.plan = nullptr;
     const size_t shared = decode_shared<D, WARPS, STAGES, SIZE>(a, cluster);
     if (cluster > 0)
         return launch_kernel<contexts_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(launch, a.splits, Shape::kThreads, shared, p, cluster);
     return launch_kernel<line_kernel<E, D, WARPS, STAGES, SIZE, PER_SM>>(launch, a.splits, Shape::kThreads, shared, p);
+}
+
+template <Elem E, int D, int WARPS, int SIZE>
+cudaError_t launch_plan(const Launch& launch, const DecodeAttention& a, bool clusters) {
+    if (decode_cluster(a, clusters) > 0)
+        return cudaSuccess;
+    const DecodeParams<E> decode = decode_params<E>(a);
+    PlanParams p{decode, const_cast<int*>(decode.plan)};
+    const size_t shared = (32 + 2 * static_cast<size_t>(a.base.sequences) + 1) * sizeof(int);
+    return launch_kernel<plan_kernel<WARPS, SIZE * 2048 / D>>(launch, a.splits, WARPS * 32, shared, p);
 }
 
 }  // namespace baton::backend::cuda

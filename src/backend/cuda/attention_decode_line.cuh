@@ -34,12 +34,6 @@ struct LineShape {
     }
 };
 
-/// A lane's place for all.
-__device__ __forceinline__ DecodeWalk of_lane(const DecodeWalk& w, int lane) {
-    return {__shfl_sync(0xffffffffu, w.sequence, lane), __shfl_sync(0xffffffffu, w.head, lane), __shfl_sync(0xffffffffu, w.tile, lane),
-            __shfl_sync(0xffffffffu, w.tiles, lane), __shfl_sync(0xffffffffu, w.length, lane)};
-}
-
 /// The part of a context that a block has.
 struct LinePart {
     DecodeWalk at;  ///< its first slice
@@ -61,53 +55,27 @@ struct Line {
     int warp;
     int lane;
     bool fused;
-    // The block's share: slices [begin, begin + count) of the line, in the order tail, then the rest.
-    int begin;
-    int count;
-    int tail;          ///< slices of the last context
+    LineShare share;
     const int* lengths;
     const int* before;
-    // Of this lane's slice among the 32 at hand: block numbers, and head · 2^16 + place in its block · 2^8 + rows in memory. Then of the
-    // next 32.
-    int ids[kLookups];
-    int facts;
-    int next_ids[kLookups];
-    int next_facts;
+    LineSlice<kSlice> at_hand;  ///< this lane's slice among 32
+    LineSlice<kSlice> behind;   ///< and among the next
 
     __device__ __forceinline__ uint32_t stage_at(int i) const {
         return base + static_cast<uint32_t>((warp * STAGES + (i & (STAGES - 1))) * Shape::kStageBytes);
     }
     /// Slices of this warp.
-    __device__ __forceinline__ int own() const { return (count - warp + WARPS - 1) / WARPS; }
+    __device__ __forceinline__ int own() const { return (share.count - warp + WARPS - 1) / WARPS; }
 
     /// Works out this warp's slices i … i + 31, as the next ones.
-    __device__ __forceinline__ void look_up(int i) {
-        const int r = warp + WARPS * (i + lane);
-        next_facts = 0;
-        if (r >= count)
-            return;
-        const DecodeWalk w = walk_to<kSlice>(begin + (r < tail ? count - tail + r : r - tail), lengths, before, p.sequences, p.kv_heads);
-        const int first = w.tile * kSlice;
-        const int rows = min(w.length - (fused ? 1 : 0) - first, kSlice);
-        const int32_t* table = p.blocks + static_cast<int64_t>(w.sequence) * p.blocks_stride;
-#pragma unroll
-        for (int j = 0; j < kLookups; ++j)
-            next_ids[j] = rows > 16 * j ? __ldg(table + ((first + 16 * j) >> p.block_shift)) : 0;
-        next_facts = (w.head << 16) | ((first & ((1 << p.block_shift) - 1)) << 8) | max(rows, 0);
-    }
-    __device__ __forceinline__ void take_next() {
-        facts = next_facts;
-#pragma unroll
-        for (int j = 0; j < kLookups; ++j)
-            ids[j] = next_ids[j];
-    }
+    __device__ __forceinline__ void look_up(int i) { behind.find(warp + WARPS * (i + lane), share, lengths, before, p); }
 
     /// Starts the copy of this warp's slice i, if there is one. Rows that are not in memory become zero. What was read is the first
     /// that L2 gives up: its place is needed for what the layers' kernels share, their instructions among it.
     __device__ __forceinline__ void fetch(int i) const {
         constexpr int kPieces = D / 8;
         constexpr int kStep = 32 / kPieces;
-        const int what = __shfl_sync(0xffffffffu, facts, i & 31);
+        const int what = __shfl_sync(0xffffffffu, at_hand.facts, i & 31);
         const int rows = what & 0xff;
         const int place = (what >> 8) & 0xff;
         const int head = what >> 16;
@@ -117,7 +85,7 @@ struct Line {
         const uint32_t to = stage_at(i);
 #pragma unroll
         for (int j = 0; j < kLookups; ++j) {
-            const int id = __shfl_sync(0xffffffffu, ids[j], i & 31);
+            const int id = __shfl_sync(0xffffffffu, at_hand.ids[j], i & 31);
             const int64_t page = static_cast<int64_t>(id) * p.block_stride +
                                  ((head << p.block_shift) + ((place + 16 * j) & ((1 << p.block_shift) - 1)) + row0) * D + piece * 8;
 #pragma unroll
@@ -134,7 +102,7 @@ struct Line {
     __device__ __forceinline__ void fetch_next(int i) {
         if (i < own()) {
             if ((i & 31) == 0)
-                take_next();
+                at_hand = behind;
             if ((i & 31) == 8)
                 look_up(i + 24);
             fetch(i);
@@ -142,10 +110,7 @@ struct Line {
         dev::copy_commit();
     }
 
-    /// Word (16 bytes) `piece` of row `row` of K, or V, of a stage.
-    static __device__ __forceinline__ uint32_t place_of(int row, int piece) {
-        return static_cast<uint32_t>(row * Shape::kRowBytes + ((piece ^ (row & 7)) << 4));
-    }
+    static __device__ __forceinline__ uint32_t place_of(int row, int piece) { return DecodeSlice<E, D, kSlice>::place_of(row, piece); }
 
     /// The new token's rows: into the stage of the slice that has its place, and into the pool.
     __device__ __forceinline__ void put_new_token(const DecodeWalk& w, int row, int slot, unsigned char* stage) const {
@@ -163,64 +128,11 @@ struct Line {
 
     /// One slice of at least one token: scores, softmax, weighted sum.
     __device__ __forceinline__ void add_slice(DecodeState<D>& a, const uint32_t (&q)[D / 16][2], uint32_t stage, int tokens) const {
-        constexpr int kTiles = kSlice / 16;
-        const int turn = lane & 7;
-        const uint32_t k_at = stage + place_of(turn + ((lane >> 3) & 1) * 8, lane >> 4);
-        const uint32_t v_at = stage + Shape::kHalf + place_of(turn + (lane >> 4) * 8, (lane >> 3) & 1);
-        const auto at = [](uint32_t from, int t, int n) {  // of sixteen tokens t and sixteen columns n
-            return (from + static_cast<uint32_t>(t * 16 * Shape::kRowBytes)) ^ static_cast<uint32_t>(n * 32);
-        };
-        float s[kTiles][4];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            float part[2][4] = {};  // two chains of products take half the time of one
-#pragma unroll
-            for (int kk = 0; kk < D / 16; ++kk) {
-                uint32_t k[4];
-                dev::load_matrices(k, at(k_at, t, kk));
-                dev::mma<T>(part[kk & 1], k, q[kk][0], q[kk][1]);
-            }
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const bool seen = t * 16 + (c >> 1) * 8 + lane / 4 < tokens;
-                s[t][c] = seen ? (part[0][c] + part[1][c]) * p.scale_log2 : dev::minus_infinity();
-            }
-        }
+        DecodeSlice<E, D, kSlice> slice(stage, lane);
         float shrink[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float high = fmaxf(s[0][h], s[0][2 + h]);
-#pragma unroll
-            for (int t = 1; t < kTiles; ++t)
-                high = fmaxf(high, fmaxf(s[t][h], s[t][2 + h]));
-            high = fmaxf(a.top[h], dev::column_max(high));
-            shrink[h] = dev::exp2_fast(a.top[h] - high);
-            a.top[h] = high;
-            float sum = 0;
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                s[t][h] = dev::exp2_fast(s[t][h] - high);
-                s[t][2 + h] = dev::exp2_fast(s[t][2 + h] - high);
-                sum += s[t][h] + s[t][2 + h];
-            }
-            a.sum[h] = a.sum[h] * shrink[h] + sum;
-        }
-#pragma unroll
-        for (int n = 0; n < D / 16; ++n)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                a.o[n][c] *= shrink[c & 1];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            const uint32_t w0 = dev::transpose_matrix(N::pack(s[t][0], s[t][1]));
-            const uint32_t w1 = dev::transpose_matrix(N::pack(s[t][2], s[t][3]));
-#pragma unroll
-            for (int n = 0; n < D / 16; ++n) {
-                uint32_t v[4];
-                dev::load_matrices_transposed(v, at(v_at, t, n));
-                dev::mma<T>(a.o[n], v, w0, w1);
-            }
-        }
+        slice.weigh(a, shrink, q, tokens, p.scale_log2);
+        a.scale(shrink);
+        slice.add_values(a);
     }
 
     /// What of a context's rows a warp turns into queries, k and v: raw, with the sequence's turns and its new slot.
@@ -390,27 +302,29 @@ __device__ __forceinline__ void run_line(const DecodeParams<E>& p, unsigned char
               p.qkv != nullptr};
     int* lengths = reinterpret_cast<int*>(shared + Shape::table_at(p.group));
     int* before = lengths + p.sequences;
-    scan_lengths<Shape::kThreads, kSlice>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
-    const DecodeShares shares(before[p.sequences] * p.kv_heads, static_cast<int>(gridDim.x));
-    work.begin = shares.begin(static_cast<int>(blockIdx.x));
-    work.count = shares.begin(static_cast<int>(blockIdx.x) + 1) - work.begin;
     work.lengths = lengths;
     work.before = before;
-    const int count = work.count;
-    LinePart part{};
-    DecodeWalk front{};  // where the share begins
-    if (count > 0) {
-        const DecodeWalk edge = walk_to<kSlice>(work.lane == 0 ? work.begin : work.begin + count - 1, lengths, before, p.sequences, p.kv_heads);
-        front = of_lane(edge, 0);
-        part.at = of_lane(edge, 1);
-        work.tail = min(count, part.at.tile + 1);
-        part.at.tile -= work.tail - 1;
-        part.slices = work.tail;
+    const auto scan = [&] {
+        scan_lengths<Shape::kThreads, kSlice>(p.kv_len, p.sequences, lengths, before, reinterpret_cast<int*>(shared + Shape::kScanAt));
+        return DecodeShares(before[p.sequences] * p.kv_heads, static_cast<int>(gridDim.x));
+    };
+    DecodeShares shares;
+    if (p.plan != nullptr) {
+        using Plan = LinePlan<Shape::kThreads, kSlice>;
+        Plan::read(p.plan + static_cast<int64_t>(blockIdx.x) * Plan::kInts, work.share, work.behind);
+    } else {
+        shares = scan();
+        work.share = share_of<kSlice>(shares, lengths, before, p);
         work.look_up(0);
     }
+    const int count = work.share.count;
+    const DecodeWalk front = work.share.front;
+    LinePart part{work.share.last, work.share.tail};
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i)
         work.fetch_next(i);
+    if (p.plan != nullptr)
+        shares = scan();
 
     typename Work::Rows rows{};
     HeadPiece<E, D> q_norm{};
@@ -430,6 +344,7 @@ __device__ __forceinline__ void run_line(const DecodeParams<E>& p, unsigned char
     dev::launch_dependents();
     if (count > 0)
         work.load_rows(rows, part.at);
+    work.fetch_next(STAGES - 1);  // behind the rows, which are waited for first
 
     uint32_t q[D / 16][2];
     DecodeState<D> state;
@@ -453,12 +368,13 @@ __device__ __forceinline__ void run_line(const DecodeParams<E>& p, unsigned char
 #pragma unroll 1
         for (int r = work.warp + i * WARPS; r < end; r += WARPS) {
             const int first = (part.at.tile + r - done) * kSlice;
-            dev::copy_wait<STAGES - 2>();
-            __syncwarp();  // all lanes' copies are there, and all have left the stage that is filled next
-            work.fetch_next(i + STAGES - 1);
+            dev::copy_wait<STAGES - 1>();
+            __syncwarp();  // all lanes' copies are there
             if (work.fused && part.at.length - 1 - first < kSlice)
                 work.put_new_token(part.at, part.at.length - 1 - first, slot, shared + (work.stage_at(i) - work.base));
             work.add_slice(state, q, work.stage_at(i), part.at.length - first);
+            __syncwarp();  // all have left the stage, which is filled again
+            work.fetch_next(i + STAGES);
             ++i;
         }
         work.end_context(state, part, shares);

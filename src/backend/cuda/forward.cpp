@@ -29,6 +29,10 @@ class Pass {
         begin.tokens_at = at_.tokens;
         begin.states_at = at_.states;
         begin.may_follow = shape_.one_each();
+        if (planned()) {
+            const RopeAppend rope = rope_of(0);
+            BATON_LAUNCH(decode_plan(launch_, decode_of(0, &rope)));
+        }
         begin.positions_at = at_.positions;
         begin.slots_at = at_.slots;
         begin.lengths_at = at_.kv_len;
@@ -60,54 +64,66 @@ class Pass {
         return {launch_.stream, launch_.pdl && (shape_.plain & static_cast<uint32_t>(part)) == 0};
     }
 
-    cudaError_t run_attention(uint32_t layer) {
-        const ModelShape& m = s_.model;
+    /// Whether decode attention norms, rotates and appends the new rows itself.
+    [[nodiscard]] bool fused() const {
+        return shape_.decode_only() && decode_fuses(s_.model.heads, s_.model.kv_heads, s_.model.head_dim, shape_.decode);
+    }
+    /// Whether its shares are worked out once for all layers.
+    [[nodiscard]] bool planned() const { return fused(); }
+
+    [[nodiscard]] RopeAppend rope_of(uint32_t layer) const {
         const Weights::Layer& w = s_.weights->layers[layer];
-        const KvView& kv = s_.kv[layer];
         RopeAppend rope;
         rope.elem = s_.elem;
         rope.qkv = s_.qkv;
         rope.q = s_.q;
-        rope.kv = kv;
+        rope.kv = s_.kv[layer];
         rope.rows = shape_.rows;
-        rope.heads = m.heads;
+        rope.heads = s_.model.heads;
         rope.q_norm = w.q_norm;
         rope.k_norm = w.k_norm;
         rope.eps = w.qk_eps;
         rope.rope = s_.rope;
         rope.positions = arrays_ + at_.positions;
         rope.slots = arrays_ + at_.slots;
-        const bool fused = shape_.decode_only() && decode_fuses(m.heads, m.kv_heads, m.head_dim, shape_.decode);
-        if (!fused) BATON_LAUNCH(rope_append(of(Part::kAttention), rope));
-
+        return rope;
+    }
+    [[nodiscard]] AttentionArgs attention_of(uint32_t layer) const {
         AttentionArgs args;
         args.elem = s_.elem;
-        args.kv = kv;
-        args.heads = m.heads;
-        args.scale = 1.0f / std::sqrt(static_cast<float>(m.head_dim));
+        args.kv = s_.kv[layer];
+        args.heads = s_.model.heads;
+        args.scale = 1.0f / std::sqrt(static_cast<float>(s_.model.head_dim));
         args.blocks_stride = s_.table_stride;
-        if (shape_.decode > 0) {
-            DecodeAttention decode;
-            decode.base = args;
-            decode.base.sequences = shape_.decode;
-            decode.base.kv_len = arrays_ + at_.kv_len;
-            decode.base.blocks = s_.decode_table;
-            decode.base.out = s_.attention;
-            decode.q = s_.q;
-            decode.fused = fused ? &rope : nullptr;
-            // The pass begins behind all earlier ones, and a sequence's past is written by none of this.
-            decode.early = fused;
-            decode.workspace = s_.decode_workspace;
-            decode.splits = shape_.splits;
-            BATON_LAUNCH(decode_attention(of(Part::kAttention), decode));
-        }
+        args.out = s_.attention;
+        return args;
+    }
+    [[nodiscard]] DecodeAttention decode_of(uint32_t layer, const RopeAppend* fused_rope) const {
+        DecodeAttention decode;
+        decode.base = attention_of(layer);
+        decode.base.sequences = shape_.decode;
+        decode.base.kv_len = arrays_ + at_.kv_len;
+        decode.base.blocks = s_.decode_table;
+        decode.q = s_.q;
+        decode.fused = fused_rope;
+        // The pass begins behind all earlier ones, and a sequence's past is written by none of this.
+        decode.early = fused_rope != nullptr;
+        decode.planned = planned();
+        decode.workspace = s_.decode_workspace;
+        decode.splits = shape_.splits;
+        return decode;
+    }
+
+    cudaError_t run_attention(uint32_t layer) {
+        const RopeAppend rope = rope_of(layer);
+        if (!fused()) BATON_LAUNCH(rope_append(of(Part::kAttention), rope));
+        if (shape_.decode > 0) BATON_LAUNCH(decode_attention(of(Part::kAttention), decode_of(layer, fused() ? &rope : nullptr)));
         if (shape_.prefill > 0) {
             PrefillAttention prefill;
-            prefill.base = args;
+            prefill.base = attention_of(layer);
             prefill.base.sequences = shape_.prefill;
             prefill.base.kv_len = arrays_ + at_.kv_len + shape_.decode;
             prefill.base.blocks = s_.prefill_table;
-            prefill.base.out = s_.attention;
             prefill.q = s_.q;
             prefill.row_begin = arrays_ + at_.row_begin;
             prefill.rows = shape_.rows;
