@@ -29,15 +29,15 @@ class Pass {
         begin.tokens_at = at_.tokens;
         begin.states_at = at_.states;
         begin.may_follow = shape_.one_each();
-        if (planned()) {
-            const RopeAppend rope = rope_of(0);
-            BATON_LAUNCH(decode_plan(launch_, decode_of(0, &rope)));
-        }
         begin.positions_at = at_.positions;
         begin.slots_at = at_.slots;
         begin.lengths_at = at_.kv_len;
         begin.blocks = shape_.prefill > 0 ? s_.prefill_table : s_.decode_table;
         BATON_LAUNCH(begin_step(launch_.stream, begin));
+        if (planned()) {  // from the lengths that the kernel ahead brought
+            const RopeAppend rope = rope_of(0);
+            BATON_LAUNCH(decode_plan(launch_, decode_of(0, &rope)));
+        }
         for (uint32_t layer = 0; layer < s_.model.layers; ++layer) {
             BATON_LAUNCH(run_layer(layer));
             BATON_LAUNCH(report(layer + 1));
