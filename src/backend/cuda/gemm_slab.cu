@@ -20,7 +20,6 @@ using dev::Ops;
 
 constexpr uint32_t kUnit = 32;     // elements of k four lanes read at once
 constexpr uint32_t kHeader = 128;  // bytes: the barriers of the weights and of the sums
-constexpr long long kLate = 1500;  // cycles
 
 struct Args : gemm::Operands {
     uint32_t splits_log2;
@@ -112,6 +111,7 @@ template <class T, int MT, int NT>
 __global__ void __launch_bounds__((MT == 1 && NT <= 2 ? 384 : 256), (MT == 1 ? 2 : 1)) slab_kernel(const __grid_constant__ Args a) {
 #if __CUDA_ARCH__ >= 900
     constexpr uint32_t kPasses = 4;  // units of x a warp asks for at once
+    constexpr long long kLate = 1500;  // cycles, see SlabConfig
     constexpr uint32_t N = NT * 8;
     constexpr uint32_t kRows = MT * 16;
     constexpr int kChains = MT * NT >= 4 ? 1 : 2;
