@@ -35,7 +35,7 @@ void isolate(std::string_view text, const Step& step, std::vector<std::string_vi
     std::vector<Span> matches;
     matches.reserve(text.size() / 4);
     step.scanner->find_all(text, matches);
-    out.reserve(out.size() + matches.size());
+    if (out.empty()) out.reserve(matches.size());  // for each of many pieces it would be quadratic
     size_t pos = 0;
     for (const Span& match : matches) {
         if (match.begin > pos) out.push_back(text.substr(pos, match.begin - pos));
@@ -268,7 +268,7 @@ void PreTokenizer::cut(std::string_view text, bool at_start, Pieces& out) const 
     out.list.push_back(text);
     for (const Step& step : steps_) {
         std::vector<std::string_view> next;
-        next.reserve(out.list.size());
+        if (out.list.size() > 1) next.reserve(out.list.size());
         for (size_t i = 0; i < out.list.size(); ++i) {
             std::string_view piece = out.list[i];
             if (step.kind == Step::Kind::kSplit) {

@@ -230,6 +230,26 @@ class LiteralScanner final : public SplitScanner {
     std::string literal_;
 };
 
+/// `\s+$`: a backtracking engine is quadratic in spaces that do not end the text.
+class TrailingSpaceScanner final : public SplitScanner {
+  public:
+    explicit TrailingSpaceScanner(std::shared_ptr<const SplitScanner> lines)
+        : lines_(std::move(lines)) {}
+    void find_all(std::string_view text, std::vector<Span>& out) const override {
+        if (text.find('\n') != std::string_view::npos) return lines_->find_all(text, out);
+        size_t begin = text.size();
+        while (begin > 0) {
+            const size_t previous = previous_utf8(text, begin);
+            if ((char_class(decode_utf8(text, previous).code) & kSpace) == 0) break;
+            begin = previous;
+        }
+        if (begin < text.size()) out.push_back({begin, text.size()});
+    }
+
+  private:
+    std::shared_ptr<const SplitScanner> lines_;  ///< for texts of several lines, each of which ends
+};
+
 }  // namespace
 
 std::shared_ptr<const SplitScanner> gpt2_scanner() {
@@ -272,7 +292,10 @@ Expected<std::shared_ptr<const SplitScanner>> regex_scanner(const std::string& p
         R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)") {
         return gpt2_scanner();
     }
-    return pcre_scanner(pattern);
+    if (pattern == R"(\p{N})") return class_scanner(kNumber);
+    BATON_TRY_ASSIGN(std::shared_ptr<const SplitScanner> scanner, pcre_scanner(pattern));
+    if (pattern == R"(\s+$)") return std::make_shared<TrailingSpaceScanner>(std::move(scanner));
+    return scanner;
 }
 
 }  // namespace baton::text

@@ -2,9 +2,7 @@
 import datetime
 import json
 import os
-import random
 import resource
-import time
 
 import pytest
 from conversations import conversations
@@ -145,3 +143,56 @@ def test_real_templates(tool, source):
     assert not bad, f"{len(bad)} differences\n" + "\n".join(bad[:200])
     assert kinds["ok"] >= len(templates) * count / 2, "most conversations are to be rendered"
     assert not silent
+
+
+def limited():
+    """Runs in the child: what one rendering may need, and nothing else is there."""
+    resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))
+
+
+def loops(body, times=60, start="'a'"):
+    return "{% set ns = namespace(s=" + start + ") %}{% for i in range(" + str(times) + ") %}" + body + "{% endfor %}"
+
+
+BOMBS = {
+    "parentheses": "{{ " + "(" * 40000 + "1" + ")" * 40000 + " }}", "ifs": "{% if 1 %}" * 5000 + "{% endif %}" * 5000, "long text": "{{ 'a' * 100000000 }}",
+    "long list": "{{ 100000000 * [1] }}", "doubled text": loops("{% set ns.s = ns.s + ns.s %}") + "{{ ns.s|length }}", "doubled list": loops("{% set ns.s = ns.s + ns.s %}", start="[1]"),
+    "doubled by ~": loops("{% set ns.s = ns.s ~ ns.s %}"), "doubled by join": loops("{% set ns.s = [ns.s, ns.s]|join %}"), "doubled by format": loops("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
+    "doubled by replace": loops("{% set ns.s = ns.s|replace('a', 'aa') %}"), "nested list printed": loops("{% set ns.s = [ns.s, ns.s] %}") + "{{ ns.s }}",
+    "nested list as JSON": loops("{% set ns.s = [ns.s, ns.s] %}") + "{{ ns.s|tojson }}", "nested deep": loops("{% set ns.s = [ns.s] %}", 90000) + "{{ ns.s }}",
+    "set blocks": loops("{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}"), "macro": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "two macros": "{% macro f() %}{{ g() }}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "recursive loop": "{% for i in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}", "loops": "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "loops that print": "{% for i in range(90000) %}{% for j in range(9) %}{{ 'x' * 10000 }}{% endfor %}{% endfor %}", "sums": "{{ 1" + "+1" * 50000 + " }}",
+    "filters": "{{ 'x'" + "|upper" * 30000 + " }}", "nots": "{{ " + "not " * 50000 + "1 }}", "brackets": "{{ " + "[" * 50000 + " }}", "items": "{{ a" + "[0]" * 50000 + " }}",
+    "wide format": "{{ '%1000000000d' % 1 }}", "wide field": "{{ '{:1000000000}'.format(1) }}", "centred": "{{ 'a'.center(1000000000) }}", "range": "{{ range(10 ** 18) }}",
+    "power": "{{ 10 ** 100000000 }}", "batch": "{{ [1, 2]|batch(10 ** 12, 0)|list }}", "slice": "{{ [1, 2]|slice(10 ** 12)|list }}", "indent": "{{ [[1]]|tojson(indent=1000000000) }}",
+    "search": "{% set s = 'a' * 4000000 %}{% set t = 'a' * 2000000 ~ 'b' %}{% for i in range(100000) %}{{ t in s }}{% endfor %}",
+    "count": "{% set s = 'ab' * 1000000 %}{% for i in range(100000) %}{{ s.count('b') }}{% endfor %}", "split": "{% set s = 'a ' * 4000000 %}{% for i in range(1000) %}{{ s.split()|length }}{% endfor %}",
+    "sort": "{% set s = range(90000)|list %}{% for i in range(10000) %}{{ (s|reverse|sort)|length }}{% endfor %}", "unique": "{% for i in range(100000) %}{{ range(90000)|unique|list|length }}{% endfor %}",
+    "compared": loops("{% set ns.s = [ns.s, ns.s] %}") + "{{ ns.s == ns.s + [] }}", "namespaces": "{% for i in range(100000) %}{% for j in range(100000) %}{% set x = namespace(y=1) %}{% endfor %}{% endfor %}",
+    "long": "x" * (256 * 1024 + 1), "groups": "{% for i in range(100000) %}{{ range(90000)|list|groupby(0) }}{% endfor %}", "urlize": "{{ ('http://a.b ' * 1000000)|urlize }}",
+    "wordwrap": "{% for i in range(1000) %}{{ ('a ' * 1000000)|wordwrap(1) }}{% endfor %}"}
+
+
+def bombs():
+    path = SHARED / "templates/bombs.json"
+    shared = [(b["id"], b["t"], b["ctx"]) for b in json.loads(path.read_text())] if path.exists() else []
+    return shared + [(name, template, {"a": [1]}) for name, template in BOMBS.items()]
+
+
+@pytest.mark.parametrize("name,template,context", [pytest.param(*b, id=b[0]) for b in bombs()])
+def test_bombs(name, template, context):
+    """An error within 2 s of processor time and 256 MB of address space, and the process lives on."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with Tool(preexec_fn=limited) as tool:
+        answer = tool.ask("template", source=template)
+        if "error" not in answer:
+            answer = tool.ask("render", context=json.dumps(context))
+        assert answer.get("code") == "invalid_argument", answer
+        assert tool.ask("template", source="{{ 1 }}") == {"ok": True}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{name}: {used_s:.2f} s: {answer['error'][:100]}")
+    assert used_s < 2

@@ -173,6 +173,38 @@ def tool():
         yield t
 
 
+CODES = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+
+def test_every_characters_classes(tool):
+    """The classes that patterns tell apart, of all code points, as the tokenizers' pattern engine has them."""
+    ours = tool.ask("classes", begin=0, end=0x110000)["classes"]
+    text = "".join(map(chr, CODES))
+    bad = []
+    for bit, pattern in ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\p{M}"), (8, r"\s"), (16, r"\p{Pc}"), (32, r"\p{P}")):
+        rest = split(pattern, "removed", True).pre_tokenize_str(text)
+        expected = {ord(piece) for piece, _ in rest}
+        got = {c for c in CODES if ours[c] & bit}
+        bad += [f"{pattern} U+{c:04X}: expected {c in expected}" for c in sorted(expected ^ got)]
+    words = pre_tokenizers.Whitespace()
+    expected = {c for c in CODES if not ours[c] & 8 and len(words.pre_tokenize_str("a" + chr(c))) == 1}
+    bad += [f"\\w U+{c:04X}: expected {c in expected}" for c in sorted(expected ^ {c for c in CODES if ours[c] & 128})]
+    assert not bad, f"{len(bad)} differences\n" + "\n".join(bad[:100])
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_every_characters_normal_form(tool, form):
+    """Each code point alone, and pairs and triples of those that change or combine."""
+    reference = getattr(normalizers, form)()
+    texts = ["a" + chr(c) for c in CODES]
+    r = random.Random(SEED)
+    lively = [chr(c) for c in CODES if 0x300 <= c and (unicodedata.combining(chr(c)) or unicodedata.decomposition(chr(c)) or 0x1100 <= c < 0x1200 or 0xAC00 <= c < 0xAC80)]
+    texts += ["".join(r.choice(lively) if r.random() < 0.8 else r.choice("aeou가ᄀ") for _ in range(r.randint(2, 6))) for _ in range(round(50_000 * TIMES))]
+    got = tool.ask("normalize", form=form, texts=texts)["texts"]
+    bad = [f"{t!a}: expected {e!a}, got {g!a}" for t, g in zip(texts, got) if (e := reference.normalize_str(t)) != g]
+    assert not bad, f"{len(bad)} differences\n" + "\n".join(bad[:100])
+
+
 def test_qwen3(tool):
     folder = SHARED / "tokenizers/qwen3"
     if not folder.is_dir():

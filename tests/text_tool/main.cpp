@@ -14,6 +14,7 @@
 #include "baton/text/chat_template.hpp"
 #include "baton/text/tokenizer.hpp"
 #include "model/gguf_vocabulary.hpp"
+#include "text/unicode.hpp"
 
 namespace {
 
@@ -68,6 +69,8 @@ class Tool {
         if (op == "template") return compile(request);
         if (op == "render") return render(request);
         if (op == "tokenizer") return load(request);
+        if (op == "classes") return classes(request);
+        if (op == "normalize") return normalize(request);
         if (tokenizer_ == nullptr) return {{"error", "no tokenizer"}};
         if (op == "encode") return encode(request);
         if (op == "segments") {
@@ -92,6 +95,25 @@ class Tool {
         const auto rendered = template_->render(request.at("context").get<std::string>());
         if (!rendered) return failure(rendered.error());
         return {{"segments", segments_json(*rendered)}};
+    }
+
+    /// The class bits of each code point in [begin, end), and 128 for \w.
+    static Json classes(const Json& request) {
+        Json out = Json::array();
+        for (uint32_t code = request.at("begin"); code < request.at("end").get<uint32_t>(); ++code)
+            out.push_back(text::char_class(code) | (text::is_regex_word(code) ? 128 : 0));
+        return {{"classes", std::move(out)}};
+    }
+
+    static Json normalize(const Json& request) {
+        const std::string form = request.at("form");
+        const text::NormalForm wanted = form == "NFC"    ? text::NormalForm::kNfc
+                                        : form == "NFD"  ? text::NormalForm::kNfd
+                                        : form == "NFKC" ? text::NormalForm::kNfkc
+                                                         : text::NormalForm::kNfkd;
+        Json out = Json::array();
+        for (const Json& t : request.at("texts")) out.push_back(text::normalize(t.get_ref<const std::string&>(), wanted));
+        return {{"texts", std::move(out)}};
     }
 
     Json load(const Json& request) {
