@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "baton/base/check.hpp"
+#include "baton/base/log.hpp"
 #include "baton/sched/sampler.hpp"
 #include "engine/executor.hpp"
 
@@ -10,9 +11,10 @@ namespace {
 /// forward and sample, one plan at a time.
 class CpuExecutor final : public Executor {
   public:
-    CpuExecutor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, uint32_t slices_max)
+    CpuExecutor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool, uint32_t slices_max, grammar::Constraints* constraints)
         : backend_(std::move(backend)),
           pool_(pool),
+          constraints_(constraints),
           logits_(static_cast<size_t>(slices_max) * backend_->shape().vocab) {}
 
     const backend::ModelShape& shape() const override { return backend_->shape(); }
@@ -40,13 +42,27 @@ class CpuExecutor final : public Executor {
             const pd::StepItem& item = plan.items[i];
             if (!item.sample) continue;
             const auto logits = std::span<const float>(logits_).subspan(row++ * vocab(), vocab());
-            sampled.push_back({i, sched::sample(logits, *item.sequence, scratch_), {}});
+            std::span<const uint32_t> mask;
+            if (item.sequence->sampling.constraint.kind != wire::ConstraintKind::kNone) {
+                const auto allowed = mask_of(*item.sequence);
+                if (!allowed) {
+                    log::warn("engine.constraint_failed", {{"req", item.sequence->request_id}, {"reason", allowed.error().message}});
+                    sampled.push_back({i, {}, {}, kNotFollowed});
+                    continue;
+                }
+                mask = *allowed;
+            }
+            sampled.push_back({i, sched::sample(logits, *item.sequence, scratch_, mask), {}, {}});
         }
         return {};
     }
 
   private:
     [[nodiscard]] size_t vocab() const { return backend_->shape().vocab; }
+    [[nodiscard]] Expected<std::span<const uint32_t>> mask_of(const wire::Sequence& sequence) {
+        if (constraints_ == nullptr) return fail(ErrorCode::kUnsupported, "this engine has no constraints");
+        return constraints_->mask(sequence);
+    }
 
     void layer_done(const pd::StepPlan& plan, uint32_t layer) {
         for (const pd::StepItem& item : plan.items)
@@ -56,6 +72,7 @@ class CpuExecutor final : public Executor {
 
     std::unique_ptr<backend::Backend> backend_;
     xavier::SharedPool& pool_;
+    grammar::Constraints* constraints_;
     std::vector<float> logits_;
     std::vector<backend::Slice> slices_;
     sched::SamplerScratch scratch_;
@@ -64,8 +81,8 @@ class CpuExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> make_cpu_executor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
-                                            uint32_t slices_max) {
-    return std::make_unique<CpuExecutor>(std::move(backend), pool, slices_max);
+                                            uint32_t slices_max, grammar::Constraints* constraints) {
+    return std::make_unique<CpuExecutor>(std::move(backend), pool, slices_max, constraints);
 }
 
 }  // namespace baton::engine

@@ -398,14 +398,14 @@ class EngineImpl final : public Engine {
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
                                       Callbacks callbacks) {
     options.core.steps_ahead = 0;
-    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running);
+    auto executor = make_cpu_executor(std::move(backend), pool, options.core.max_running, options.constraints);
     return std::make_unique<EngineImpl>(std::move(options), std::move(executor), pool, std::move(callbacks));
 }
 
 std::unique_ptr<Engine> Engine::start(Options options, std::unique_ptr<backend::DeviceBackend> backend,
                                       xavier::SharedPool& words, Callbacks callbacks) {
     options.core.steps_ahead = 1;
-    auto executor = make_device_executor(std::move(backend), words);
+    auto executor = make_device_executor(std::move(backend), words, options.constraints);
     return std::make_unique<EngineImpl>(std::move(options), std::move(executor), words, std::move(callbacks));
 }
 

@@ -6,6 +6,7 @@
 
 #include "baton/backend/backend.hpp"
 #include "baton/base/error.hpp"
+#include "baton/grammar/constraints.hpp"
 #include "baton/pd/replica_core.hpp"
 #include "baton/xavier/mover.hpp"
 
@@ -44,10 +45,13 @@ class Executor {
     return slice;
 }
 
-/// `slices_max`: items a plan may have. `pool` outlives the executor.
+/// Why a sequence whose constraint cannot be followed ends.
+inline constexpr std::string_view kNotFollowed = "the constraint on the answer cannot be followed";
+
+/// `slices_max`: items a plan may have. `pool` and `constraints`, which may be null, outlive the executor.
 [[nodiscard]] std::unique_ptr<Executor> make_cpu_executor(std::unique_ptr<backend::Backend> backend, xavier::SharedPool& pool,
-                                                          uint32_t slices_max);
+                                                          uint32_t slices_max, grammar::Constraints* constraints);
 [[nodiscard]] std::unique_ptr<Executor> make_device_executor(std::unique_ptr<backend::DeviceBackend> backend,
-                                                             xavier::SharedPool& pool);
+                                                             xavier::SharedPool& pool, grammar::Constraints* constraints);
 
 }  // namespace baton::engine

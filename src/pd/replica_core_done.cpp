@@ -64,6 +64,10 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
         fail(leg, ErrorCode::kInternal, "no_token");
         return false;
     }
+    if (!sampled->failed.empty()) {
+        fail(leg, ErrorCode::kInvalidArgument, sampled->failed);
+        return false;
+    }
     add_snapshots(leg);
     if (leg.handout) leg.handout->checksums = sampled->block_checksums;
     if (batch_used == batch.items.size()) batch.items.emplace_back();

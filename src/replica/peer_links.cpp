@@ -186,6 +186,7 @@ void PeerLinks::on_message(const LinkPtr& link, net::Connection::Received receiv
         services_.transfer().on_pull_request(link->peer, std::move(*pull), link->connection);
         return;
     }
+    if (services_.seen) services_.seen(received.message);
     services_.engine().post([peer = link->peer, message = std::move(received.message)](pd::ReplicaCore& core, TimeMs now) {
         core.on_peer(now, peer, message);
     });

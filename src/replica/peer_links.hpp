@@ -35,6 +35,7 @@ class PeerLinks {
         std::function<xavier::TransferThread&()> transfer;
         std::function<void(wire::LinkState)> report;
         backend::DevicePool* device = nullptr;  ///< where the pool lies, if on a device; outlives the links
+        std::function<void(const wire::Message&)> seen{};  ///< called with each message for the core before it is posted; may be null
     };
     explicit PeerLinks(Services services);
     ~PeerLinks();

@@ -18,6 +18,7 @@
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/config/settings.hpp"
+#include "baton/grammar/constraints.hpp"
 #include "baton/model/model.hpp"
 #include "baton/tensor/dtype.hpp"
 #include "peer_links.hpp"
@@ -71,6 +72,7 @@ class Replica {
         if (opening.joinable()) opening.join();
         const int64_t open = steady_now_us();
         identity_ = info.identity;
+        load_constraints(info);
         const uint32_t model_len = settings_.max_model_len == 0 ? info.context_length
                                                                 : std::min(settings_.max_model_len, info.context_length);
         BATON_TRY(config::gpu_of(settings_) ? load_on_gpu(plan, model_len) : load_on_cpu(plan, model_len));
@@ -88,6 +90,27 @@ class Replica {
                                      {"ms", (steady_now_us() - begin) / 1000},
                                      {"phases", phases}});
         return {};
+    }
+
+    /// Once the model is loaded the tokenizer serves constraints alone, which keep what they need of it.
+    void load_constraints(const model::ModelInfo& info) {
+        constraints_ = grammar::Constraints::start(
+            [tokenizer = info.tokenizer, ends = info.eos, vocab = info.shape.vocab] {
+                std::vector<grammar::Vocabulary::Token> tokens(std::min(tokenizer->vocab_size(), vocab));
+                for (size_t i = 0; i < tokens.size(); ++i) {
+                    const auto id = static_cast<TokenId>(i);
+                    tokens[i] = {tokenizer->token_bytes(id), tokenizer->is_special(id) || std::ranges::find(ends, id) != ends.end()};
+                }
+                return grammar::Vocabulary::make(tokens, vocab);
+            },
+            settings_.max_num_seqs);
+    }
+
+    /// What comes with a sequence that has a constraint: it is compiled while the sequence waits and its prompt is computed.
+    void prepare(const wire::Message& message) {
+        if (const auto* prefill = std::get_if<wire::Prefill>(&message)) constraints_->prepare(prefill->sequence.sampling.constraint);
+        else if (const auto* run = std::get_if<wire::Run>(&message)) constraints_->prepare(run->sequence.sampling.constraint);
+        else if (const auto* offer = std::get_if<wire::Offer>(&message)) constraints_->prepare(offer->sequence.sampling.constraint);
     }
 
     /// What loading the backend took, in ms: the parts it names and what is left of `us`.
@@ -184,6 +207,7 @@ class Replica {
         options.verify_handoff = settings_.verify_handoff;
         options.spin_us = spin_us();
         options.log_steps = log_steps;
+        options.constraints = constraints_.get();
         engine::Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action& a) { act(a); };
         callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
@@ -279,7 +303,7 @@ class Replica {
                 last_links_ = s;
                 to_supervisor(s);
             },
-            gpu_ ? &gpu_->pool() : nullptr});
+            gpu_ ? &gpu_->pool() : nullptr, [this](const wire::Message& m) { prepare(m); }});
         BATON_TRY_ASSIGN(endpoint_, links_->listen());
         return {};
     }
@@ -369,6 +393,7 @@ class Replica {
             log::error("replica.refused", {{"reason", std::get<wire::Refused>(message).reason}});
             return stop(1);
         }
+        prepare(message);
         engine_->post([m = std::move(message)](pd::ReplicaCore& core, TimeMs now) { core.on_supervisor(now, m); });
     }
 
@@ -464,6 +489,7 @@ class Replica {
     std::unique_ptr<xavier::SharedPool> pool_;
     std::unique_ptr<backend::Backend> cpu_;        ///< one of these until the engine has it
     std::unique_ptr<backend::DeviceBackend> gpu_;
+    std::unique_ptr<grammar::Constraints> constraints_;
     std::unique_ptr<PeerLinks> links_;
     net::Endpoint endpoint_;
     std::unique_ptr<engine::Engine> engine_;

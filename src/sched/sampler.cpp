@@ -84,6 +84,29 @@ void adjust(std::span<const float> raw, const wire::Sequence& sequence, SamplerS
     }
 }
 
+/// Takes away all tokens whose bit is not set. Where nothing would be left to choose from, the first allowed one is chosen.
+void apply_mask(std::span<const uint32_t> mask, std::vector<float>& logits) {
+    size_t first = logits.size();
+    bool any = false;
+    for (size_t w = 0; w < mask.size() && w * 32 < logits.size(); ++w) {
+        const size_t begin = w * 32, n = std::min<size_t>(32, logits.size() - begin);
+        if (mask[w] == 0) {
+            std::fill_n(logits.begin() + static_cast<std::ptrdiff_t>(begin), n, kMinusInf);
+            continue;
+        }
+        for (size_t i = 0; i < n; ++i) {
+            if ((mask[w] >> i & 1) == 0) {
+                logits[begin + i] = kMinusInf;
+                continue;
+            }
+            first = std::min(first, begin + i);
+            any = any || logits[begin + i] > kMinusInf;
+        }
+    }
+    for (size_t i = mask.size() * 32; i < logits.size(); ++i) logits[i] = kMinusInf;
+    if (!any && first < logits.size()) logits[first] = 0.0f;
+}
+
 /// Collects the candidates whose logit is at least `bar`, lowest id first.
 void gather(std::span<const float> logits, float bar, std::vector<Candidate>& order) {
     order.clear();
@@ -230,10 +253,11 @@ double uniform(uint64_t seed, uint64_t position) {
 }
 
 wire::Token sample(std::span<const float> logits, const wire::Sequence& sequence,
-                   SamplerScratch& scratch) {
+                   SamplerScratch& scratch, std::span<const uint32_t> mask) {
     wire::Token token;
     if (logits.empty()) return token;
     adjust(logits, sequence, scratch);
+    if (!mask.empty()) apply_mask(mask, scratch.logits);
     token.id = pick(sequence, scratch);
     const int32_t top = sequence.sampling.top_logprobs;
     if (top >= 0) add_logprobs(logits, top, scratch, token);

@@ -747,3 +747,5 @@ TEST(Sampler, RefusesWhatDoesNotFit) {
 
 }  // namespace
 }  // namespace baton::backend::cuda
+
+#include "sampler_masks.inl"

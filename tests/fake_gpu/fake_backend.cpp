@@ -86,6 +86,7 @@ Expected<void> FakeBackend::submit(const backend::Batch& batch) {
             BATON_CHECK(at >= words_.data() && at + sizeof(uint64_t) <= words_.data() + words_.size());
         }
         rows += s.tokens;
+        if (s.logits) step->masks.emplace_back();
         Part& part = step->parts.emplace_back();
         part.slice = s;
         part.blocks.assign(s.blocks.begin(), s.blocks.end());
@@ -97,6 +98,16 @@ Expected<void> FakeBackend::submit(const backend::Batch& batch) {
         BATON_CHECK(steps_.size() < kDepth);
         if (submitted_++ == fail_at_ && first_to_fail()) step->error = "the device has fallen off the bus";
         steps_.push_back(std::move(step));
+    }
+    changed_.notify_all();
+    return {};
+}
+
+Expected<void> FakeBackend::allow(uint32_t row, std::span<const uint32_t> mask) {
+    {
+        const std::lock_guard lock(mutex_);
+        BATON_CHECK(!steps_.empty() && row < steps_.back()->masks.size() && mask.size() == (shape().vocab + 31) / 32);
+        steps_.back()->masks[row].assign(mask.begin(), mask.end());
     }
     changed_.notify_all();
     return {};
@@ -180,7 +191,14 @@ void FakeBackend::run(Step& step) {
     for (const backend::Slice& s : slices) {
         if (!s.logits) continue;
         State& state = states_[s.state];
-        step.sampled.push_back(sched::sample(logits.subspan(row++ * shape().vocab, shape().vocab), state.sequence, scratch_));
+        std::span<const uint32_t> mask;
+        if (s.masked) {
+            std::unique_lock lock(mutex_);
+            const auto given = [&] { return !step.masks[row].empty() || stopping_; };
+            BATON_CHECK(changed_.wait_for(lock, std::chrono::seconds(30), given));
+            mask = step.masks[row];
+        }
+        step.sampled.push_back(sched::sample(logits.subspan(row++ * shape().vocab, shape().vocab), state.sequence, scratch_, mask));
         state.sequence.emitted.push_back(step.sampled.back().id);
         state.sampled = true;
     }

@@ -28,6 +28,7 @@ class FakeBackend final : public backend::DeviceBackend {
     Expected<void> share_words(std::span<std::byte> memory) override;
     backend::DevicePool& pool() override { return *pool_; }
     Expected<void> submit(const backend::Batch& batch) override;
+    Expected<void> allow(uint32_t row, std::span<const uint32_t> mask) override;
     Expected<void> collect(std::vector<wire::Token>& tokens) override;
     bool ready() const override;
 
@@ -44,6 +45,7 @@ class FakeBackend final : public backend::DeviceBackend {
         bool done = false;
         std::string error;
         std::vector<wire::Token> sampled;
+        std::vector<std::vector<uint32_t>> masks;  ///< of each row with logits; empty until it is given
     };
     /// What the device keeps of a sequence between its steps.
     struct State {

@@ -29,6 +29,7 @@ struct Slice {
     uint32_t state = 0;     ///< row of the device's state of this sequence, < max_batch_slices; stays while it runs
     uint32_t pending = 0;   ///< tokens that unfinished steps sample for this sequence and `emitted` lacks: 0 or 1. With 1 the one row is that
                             ///< token, whose id in Batch::tokens is not read; settings and blocks are those of its step before, or more blocks.
+    bool masked = false;    ///< with `logits`: the token is sampled once DeviceBackend::allow has said from which
     uint64_t* progress = nullptr;  ///< word in memory given to share_words; null: nobody watches
     uint64_t progress_base = 0;    ///< after some or all layers the device stores base + (layers done << 48) there, release
                                    ///< order at system scope, after the KV of those layers; the last store says all layers
@@ -83,6 +84,12 @@ class DeviceBackend {
     /// Queues a step and returns without waiting for it; copies what it needs of `batch`. A slice with `logits` has a
     /// `sequence`. The first slice of a state row after another sequence used it must have `pending` 0.
     virtual Expected<void> submit(const Batch& batch) = 0;
+    /// For a masked slice of the step submitted last, its `row`-th with logits: the tokens that may be sampled, a bit each, lowest
+    /// first, (vocab + 31) / 32 words, copied. Each masked slice gets one, soon: the step's end waits for it, not its beginning.
+    virtual Expected<void> allow(uint32_t row, std::span<const uint32_t> mask) {
+        static_cast<void>(row), static_cast<void>(mask);
+        return fail(ErrorCode::kUnsupported, "this backend has no masks");
+    }
     /// Waits for the oldest step that was not collected; gives one token per slice with `logits`, in order. After an
     /// error (a device fault) the backend is of no more use.
     virtual Expected<void> collect(std::vector<wire::Token>& tokens) = 0;

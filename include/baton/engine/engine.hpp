@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "baton/backend/backend.hpp"
+#include "baton/grammar/constraints.hpp"
 #include "baton/pd/replica_core.hpp"
 #include "baton/xavier/mover.hpp"
 
@@ -34,6 +35,7 @@ class Engine {
         int64_t stats_every_ms = 100;
         /// How long, before and after a step's end is due, the thread looks at the device without a pause, in µs; 0: it naps always.
         int64_t spin_us = 0;
+        grammar::Constraints* constraints = nullptr;  ///< of the sequences' answers; outlives the engine. Null: such sequences fail.
         bool log_steps = false;       ///< a line `engine.step` at debug for each step, with the host's time by part
     };
     using Task = std::function<void(pd::ReplicaCore& core, TimeMs now)>;

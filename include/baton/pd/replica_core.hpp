@@ -72,6 +72,7 @@ struct Sampled {
     uint32_t item = 0;
     wire::Token token;
     std::vector<uint64_t> block_checksums;  ///< verify mode, P: of each block of the item's sequence; else empty
+    std::string_view failed{};  ///< why there is no token: the sequence ends with this as the reason; "": there is one
 };
 
 // ---- actions -----------------------------------------------------------------------------------------------------

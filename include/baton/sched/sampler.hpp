@@ -23,10 +23,12 @@ struct SamplerScratch {
 };
 
 /// Picks the next token of `sequence` (prompt and emitted as they stand) from `logits` [vocab] f32, in this order: logit
-/// bias, repetition / presence / frequency penalty, min_tokens mask of stop ids, temperature, top-k, top-p, min-p, draw.
+/// bias, repetition / presence / frequency penalty, min_tokens mask of stop ids, mask, temperature, top-k, top-p, min-p, draw.
+/// `mask`: a bit for each token that may be taken, lowest first; empty: all may. One that allows none is as none.
 /// Temperature 0 (below 1e-5) takes the largest (the lowest id of equals). Logprobs are of the raw logits. Pure: equal inputs give an
 /// equal token on any thread or replica.
-[[nodiscard]] wire::Token sample(std::span<const float> logits, const wire::Sequence& sequence, SamplerScratch& scratch);
+[[nodiscard]] wire::Token sample(std::span<const float> logits, const wire::Sequence& sequence, SamplerScratch& scratch,
+                                 std::span<const uint32_t> mask = {});
 
 /// Whether the sequence ends with `token` as its next emitted id.
 [[nodiscard]] wire::Finish finish_after(const wire::Sequence& sequence, TokenId token, uint32_t max_model_len);

@@ -52,6 +52,7 @@ tl::unexpected<Error> CudaBackend::fault(Error error) {
 Expected<void> CudaBackend::submit(const Batch& batch) {
     if (fault_) return fail(*fault_);
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
+    note_masked(batch);
     BATON_TRY_ASSIGN(const bool followed, submit_followed(batch));
     if (followed) return {};
     Lap lap;
@@ -72,6 +73,22 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
     return {};
 }
 
+/// Which of the batch's rows with logits have masks.
+void CudaBackend::note_masked(const Batch& batch) {
+    masked_.clear();
+    if (std::ranges::none_of(batch.slices, &Slice::masked)) return;
+    for (const Slice& s : batch.slices)
+        if (s.logits) masked_.push_back(s.masked);
+}
+
+Expected<void> CudaBackend::allow(uint32_t row, std::span<const uint32_t> mask) {
+    if (fault_) return fail(*fault_);
+    if (row >= masked_.size() || !masked_[row] || mask.size() != (model_.shape.vocab + 31) / 32)
+        return fail(ErrorCode::kInvalidArgument, "the step has no such masked row, or the mask another size");
+    sampler_->allow(flights_.back().step, row, mask);
+    return {};
+}
+
 /// Submits a batch that is the last one with each sequence one token further. False, and nothing was done, where it is not.
 Expected<bool> CudaBackend::submit_followed(const Batch& batch) {
     Lap lap;
@@ -84,6 +101,7 @@ Expected<bool> CudaBackend::submit_followed(const Batch& batch) {
     filling(times_.fill);
     if (auto queued = run(step); !queued) return fault(std::move(queued).error());
     flights_.push_back({next_step_, last_logits_});
+    if (!masked_.empty()) sampler_->expect_masks(next_step_, masked_);
     ++next_step_;
     ++times_.steps;
     ++times_.followed;
@@ -102,6 +120,7 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
     BATON_TRY(run(step));
     last_logits_ = static_cast<uint32_t>(requests_.size());
     flights_.push_back({next_step_, last_logits_});
+    if (!masked_.empty()) sampler_->expect_masks(next_step_, masked_);
     return {};
 }
 
@@ -113,6 +132,7 @@ StepShape CudaBackend::shape_of(const Arrangement& step) const {
     } else {
         shape.splits = multiprocessors_;  // evenly, however few of the sequences are there
     }
+    shape.masked = !masked_.empty();
     shape.whole = !shape.one_each() || shape.rows > kRowsSampledOnce || sampler_->whole(next_step_);
     return shape;
 }

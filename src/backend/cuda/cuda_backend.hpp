@@ -47,6 +47,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string describe() const override;
     [[nodiscard]] uint64_t memory_bytes() const override { return memory_bytes_; }
     Expected<void> submit(const Batch& batch) override;
+    Expected<void> allow(uint32_t row, std::span<const uint32_t> mask) override;
     Expected<void> collect(std::vector<wire::Token>& tokens) override;
     [[nodiscard]] bool ready() const override;
     Expected<void> share_words(std::span<std::byte> memory) override;
@@ -100,6 +101,7 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] uint32_t splits(uint32_t decode, uint32_t kv_max) const;
     [[nodiscard]] Launch launch() const { return {stream_.get(), pdl_}; }
     Expected<void> enqueue(const Batch& batch, const Arrangement& step);
+    void note_masked(const Batch& batch);
     Expected<bool> submit_followed(const Batch& batch);
     static constexpr uint32_t kRowsSampledOnce = 64;  ///< up to so many there are graphs without the sampler's later kernels, which cost 4 µs
     [[nodiscard]] StepShape shape_of(const Arrangement& step) const;
@@ -144,6 +146,7 @@ class CudaBackend final : public DeviceBackend {
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;
     std::deque<Flight> flights_;  ///< steps not collected, oldest first
+    std::vector<bool> masked_;    ///< of the batch being submitted: of each row with logits; empty where none is
     uint32_t next_step_ = 0;   ///< as the device's counter will be when all enqueued work has run
     uint32_t last_logits_ = 0;
     mutable std::chrono::steady_clock::time_point asked_;  ///< the driver, whether the device failed

@@ -151,7 +151,9 @@ class Pass {
         if (s_.kept != nullptr)
             BATON_LAUNCH(cudaMemcpyAsync(s_.kept, s_.logits, size_t{shape_.logits} * s_.model.vocab * sizeof(float),
                                          cudaMemcpyDeviceToDevice, launch_.stream));
-        return s_.sampler->run({launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr}, s_.logits, shape_.logits, s_.counter,
+        const Launch sample{launch_.stream, of(Part::kSample).pdl && s_.kept == nullptr};
+        if (shape_.masked) BATON_LAUNCH(s_.sampler->wait_for_masks(sample, s_.logits, shape_.logits));
+        return s_.sampler->run(sample, s_.logits, shape_.logits, s_.counter,
                                shape_.whole);
     }
 

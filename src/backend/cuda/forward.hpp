@@ -26,6 +26,7 @@ struct StepShape {
     bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
     uint32_t splits = 1;            ///< of decode attention
     bool whole = true;              ///< any settings of sampling (Sampler::run)
+    bool masked = false;            ///< some row has a mask (Sampler::wait_for_masks)
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)

@@ -78,6 +78,9 @@ class DeviceSampler final : public Sampler {
     [[nodiscard]] bool whole(uint32_t step) const override { return steps_[step % kBuffers].whole; }
     [[nodiscard]] bool ready(uint32_t step) const override;
     void take(uint32_t step, std::vector<wire::Token>& tokens) override;
+    cudaError_t wait_for_masks(const Launch& launch, float* logits, uint32_t rows) override;
+    void expect_masks(uint32_t step, const std::vector<bool>& masked) override;
+    void allow(uint32_t step, uint32_t row, std::span<const uint32_t> mask) override;
     [[nodiscard]] const int32_t* last() const override { return last_.as<int32_t>(); }
     [[nodiscard]] size_t bytes() const override;
     void limit_list(uint32_t list_max) override {
@@ -103,6 +106,7 @@ class DeviceSampler final : public Sampler {
     uint32_t edits_at_;  ///< in an upload
     std::array<Step, kBuffers> steps_;
     PinnedBuffer heads_, tops_, ended_;  ///< results, as in Args
+    PinnedBuffer mask_words_, masks_;    ///< as in Args
     DeviceBuffer counts_, last_, work_, upload_;
     sampling::Args args_{};
     std::vector<Counted> counted_;
@@ -169,6 +173,12 @@ Expected<void> DeviceSampler::allot() {
     args_.heads = heads_.as<sampling::Head>();
     args_.tops = tops_.as<sampling::Top>();
     args_.ended = ended_.as<uint32_t>();
+    args_.mask_size = (vocab_ + 31) / 32;
+    BATON_TRY_ASSIGN(mask_words_, PinnedBuffer::make(results * sizeof(uint64_t)));
+    BATON_TRY_ASSIGN(masks_, PinnedBuffer::make(results * args_.mask_size * sizeof(uint32_t)));
+    std::memset(mask_words_.data(), 0, mask_words_.size());
+    args_.mask_words = mask_words_.as<uint64_t>();
+    args_.masks = masks_.as<uint32_t>();
     for (Step& step : steps_) {
         BATON_TRY_ASSIGN(step.upload, PinnedBuffer::make(upload));
         std::memset(step.upload.data(), 0, step.upload.size());
@@ -184,6 +194,9 @@ Expected<void> DeviceSampler::allot() {
     BATON_CUDA_TRY(cudaMemset(work_.data(), 0, work_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(counts_.data(), 0, counts_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(last_.data(), 0, last_.size()), "clearing the sampler's memory");
+    // Loaded now: while it waits for a mask, nothing may have to be loaded. It finds no rows yet.
+    args_.logits = nullptr;
+    BATON_CUDA_TRY(sampling::launch_masks({nullptr, false}, args_, 1), "loading the sampler's kernels");
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "clearing the sampler's memory");
     return {};
 }
@@ -388,6 +401,26 @@ cudaError_t DeviceSampler::run(const Launch& launch, float* logits, uint32_t row
     args.logits = logits;
     args.step = counter;
     return sampling::launch_sample(launch, args, rows, whole);
+}
+
+cudaError_t DeviceSampler::wait_for_masks(const Launch& launch, float* logits, uint32_t rows) {
+    if (rows == 0 || rows > rows_max_) return rows == 0 ? cudaSuccess : cudaErrorInvalidValue;
+    sampling::Args args = args_;
+    args.logits = logits;
+    return sampling::launch_masks(launch, args, rows);
+}
+
+void DeviceSampler::expect_masks(uint32_t step, const std::vector<bool>& masked) {
+    auto* words = mask_words_.as<uint64_t>() + size_t{step % kBuffers} * rows_max_;
+    for (size_t row = 0; row < masked.size() && row < rows_max_; ++row)
+        if (!masked[row]) std::atomic_ref(words[row]).store(sampling::mask_word(step, false), std::memory_order_release);
+}
+
+void DeviceSampler::allow(uint32_t step, uint32_t row, std::span<const uint32_t> mask) {
+    if (row >= rows_max_) return;
+    const size_t place = size_t{step % kBuffers} * rows_max_ + row;
+    std::ranges::copy(mask.first(std::min<size_t>(mask.size(), args_.mask_size)), masks_.as<uint32_t>() + place * args_.mask_size);
+    std::atomic_ref(mask_words_.as<uint64_t>()[place]).store(sampling::mask_word(step, true), std::memory_order_release);
 }
 
 bool DeviceSampler::ready(uint32_t step) const {

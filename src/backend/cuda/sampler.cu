@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/sampler_mask.cuh"
 #include "backend/cuda/sampler_slow.cuh"
 
 namespace baton::backend::cuda::sampling {
@@ -51,6 +52,10 @@ cudaError_t launch_sample(const Launch& launch, const Args& given, uint32_t rows
     if (status != cudaSuccess) return status;
     return run(choose_kernel, ctas_a_row(kChooseCtas, args.chunks, kChooseThreads / 32, rows),
                kChooseThreads);
+}
+
+cudaError_t launch_masks(const Launch& launch, const Args& args, uint32_t rows) {
+    return start(launch, mask_kernel, dim3(rows), kMaskThreads, 0, 1, args);
 }
 
 cudaError_t launch_count(cudaStream_t stream, uint16_t* counts, const int32_t* last,

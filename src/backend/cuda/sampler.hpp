@@ -20,6 +20,7 @@ struct SampleRequest {
     uint32_t state = 0;     ///< < states
     uint32_t pending = 0;   ///< 0 or 1, as backend::Slice
     uint32_t position = 0;  ///< of the token to sample, or 0: then all that is uploaded is made anew each time
+    bool masked = false;    ///< Sampler::allow says what may be sampled
 };
 
 /// What a step's settings are in page-locked memory, of steps of even and of odd number, and where they belong on the
@@ -75,6 +76,15 @@ class Sampler {
                             bool whole = true) = 0;
     /// Whether some row of a step described last or last but one takes more than one look at its logits: top-k, top-p, min-p.
     [[nodiscard]] virtual bool whole(uint32_t step) const = 0;
+    /// Enqueues, ahead of `run`, the kernel that waits for the masks of the rows that have one and puts minus infinity wherever a
+    /// token is not allowed. Waits a few seconds at most: a row without a mask by then is sampled as if it had none. Logprobs stay those of
+    /// the logits before, but the largest are listed of the allowed tokens alone. Can be captured.
+    virtual cudaError_t wait_for_masks(const Launch& launch, float* logits, uint32_t rows) = 0;
+    /// Of a step described last, with masked rows: which those are. Called once the step was enqueued; tells the device that it need
+    /// not wait for the others.
+    virtual void expect_masks(uint32_t step, const std::vector<bool>& masked) = 0;
+    /// The mask of a row of that step: (vocab + 31) / 32 words.
+    virtual void allow(uint32_t step, uint32_t row, std::span<const uint32_t> mask) = 0;
     /// Whether the results of a step described last or last but one are there: all of it has run but for its last kernel's end.
     /// Asks no driver: a device that failed is never ready.
     [[nodiscard]] virtual bool ready(uint32_t step) const = 0;

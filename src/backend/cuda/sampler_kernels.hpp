@@ -105,6 +105,7 @@ struct RowState {
     uint32_t listed;      ///< candidates in the list; back to 0 when used
     uint32_t bin_total;   ///< candidates in the histogram
     uint64_t mass_total;  ///< and their weight
+    uint32_t raw_known;  ///< raw_max and raw_log are those of the logits before a mask; back to 0 when used
     uint64_t mass_max;  ///< what min-p keeps weighs at most this: all up to the last bin in which a
                         ///< weight may reach it
     uint32_t tickets[3];          ///< of CTAs that are done, per kernel; back to 0 when used
@@ -139,7 +140,17 @@ struct Args {
     uint32_t count_stride;
     uint32_t list_max;  ///< at most kList; lower in tests
     bool ends;          ///< the first kernel is the step's last one
+    const uint64_t* mask_words;  ///< page-locked, [2, rows_max]: mask_word of the row's step once it is known what it may sample
+    const uint32_t* masks;       ///< page-locked, [2, rows_max, mask_size]
+    uint32_t mask_size;          ///< words a row
 };
+
+/// What a row's mask word is once all that its step needs is there.
+__host__ __device__ constexpr uint64_t mask_word(uint32_t step, bool masked) {
+    return (uint64_t{step} + 1) * 2 + (masked ? 1 : 0);
+}
+/// Enqueues the kernel that waits for masks and applies them to `rows` rows.
+cudaError_t launch_masks(const Launch& launch, const Args& args, uint32_t rows);
 
 /// Enqueues the kernels that sample `rows` rows; without any, one that says that the step has ended. Not `whole`: the first
 /// kernel alone, which serves Mode::kGreedy and kDraw.

@@ -336,7 +336,13 @@ __device__ __forceinline__ void end_scan(const Args& a, const Row& row, uint32_t
                          : uniform(row.seed, row.position);  // while the keys are on their way
     best = block_max(best);
     const float top = key_value(best);
-    if (row.top >= 0) sum_raw(a, at);
+    if (row.top >= 0) {
+        const bool known = a.states[at].raw_known != 0;
+        __syncthreads();
+        if (!known) sum_raw(a, at);
+        else if (threadIdx.x == 0) a.states[at].raw_known = 0;
+        __syncthreads();
+    }
     if (row.top > 0) list_top(a, row, at, logits);
     uint64_t all = 0;
 #pragma unroll

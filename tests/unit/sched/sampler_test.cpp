@@ -307,6 +307,33 @@ TEST(Sample, ScratchServesVocabulariesOfAnySize) {
     EXPECT_EQ(sample(std::vector<float>{0, 0, 0, 0, 1}, sequence(p, {1}, {3}), scratch).id, 4);
 }
 
+TEST(Sample, TakesNoTokenThatTheMaskForbids) {
+    SamplerScratch scratch;
+    std::vector<float> logits(70, 0.0f);
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 7);
+    std::vector<uint32_t> mask{1u << 3 | 1u << 30, 0, 1u << 1};
+    std::set<TokenId> seen;
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+        for (const float temperature : {0.0f, 1.0f, 5.0f}) {
+            wire::Sampling p = settings(temperature);
+            p.seed = seed;
+            p.top_k = seed % 3 == 0 ? 2 : 0;
+            p.top_logprobs = 3;
+            p.logit_bias = {{6, 100.0f}};
+            const wire::Token token = sample(logits, sequence(p), scratch, mask);
+            EXPECT_TRUE(token.id == 3 || token.id == 30 || token.id == 65) << token.id;
+            seen.insert(token.id);
+            EXPECT_EQ(token.top.front().first, 6) << "logprobs are of all tokens";
+        }
+    }
+    EXPECT_EQ(seen.size(), 3u);
+    // Nothing that is allowed has a finite logit: the first of it.
+    const std::vector<float> holes(70, -std::numeric_limits<float>::infinity());
+    EXPECT_EQ(sample(holes, sequence(settings(1)), scratch, mask).id, 3);
+    const std::vector<float> nan(70, std::numeric_limits<float>::quiet_NaN());
+    EXPECT_EQ(sample(nan, sequence(settings(0)), scratch, mask).id, 3);
+}
+
 TEST(FinishAfter, StopLengthAndContext) {
     wire::Sampling p;
     p.max_tokens = 3;
