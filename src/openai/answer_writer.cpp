@@ -120,8 +120,13 @@ void AnswerWriter::append_completion_logprobs(std::string& out,
     for (const LogprobEntry& entry : entries) {
         const char* comma = tokens.empty() ? "" : ",";
         append_json_string(tokens.append(comma), entry.piece);
-        append_json_float(logprobs.append(comma), entry.logprob);
         offsets.append(comma).append(std::to_string(entry.characters));
+        if (!entry.known) {
+            logprobs.append(comma).append("null");
+            tops.append(comma).append("null");
+            continue;
+        }
+        append_json_float(logprobs.append(comma), entry.logprob);
         tops.append(comma).append("{");
         std::vector<std::string>
             keys;  // two ids may print alike: the better one, which comes first, stays

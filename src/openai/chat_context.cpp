@@ -63,7 +63,19 @@ TemplateInfo inspect_template(std::string_view source, std::string bos_token,
     info.argument_objects = wants_argument_objects(source);
     info.has_think = source.find(kThink) != std::string_view::npos ||
                      source.find("</think>") != std::string_view::npos;
+    info.tool_format = tool_format_of_template(source);
     return info;
+}
+
+void set_parsers(TemplateInfo& info, std::string_view tool_parser,
+                 std::string_view reasoning_parser, std::string_view reasoning_start,
+                 std::string_view reasoning_end) {
+    if (const auto format = tool_format_by_name(tool_parser)) info.tool_format = *format;
+    if (!reasoning_start.empty() && !reasoning_end.empty()) {
+        info.tags = {std::string(reasoning_start), std::string(reasoning_end)};
+        info.has_think = true;
+    }
+    if (reasoning_parser == "none") info.has_think = false;
 }
 
 std::string template_context(const ChatRequest& request, const TemplateInfo& info) {
@@ -125,7 +137,8 @@ Reasoning reasoning_mode(const TemplateInfo& info, const std::vector<text::Segme
     for (auto it = rendered.rbegin(); it != rendered.rend(); ++it) {
         const std::string_view tail = trim_end(it->text);
         if (tail.empty()) continue;
-        return !it->from_user && tail.ends_with(kThink) ? Reasoning::kOpen : Reasoning::kDetect;
+        return !it->from_user && tail.ends_with(info.tags.start) ? Reasoning::kOpen
+                                                                 : Reasoning::kDetect;
     }
     return Reasoning::kDetect;
 }

@@ -5,12 +5,10 @@
 #include "baton/openai/request.hpp"
 #include "openai/generation_fields.hpp"
 #include "openai/json.hpp"
+#include "openai/tool_fields.hpp"
 
 namespace baton::openai {
 namespace {
-
-constexpr size_t kToolsMax = 128;
-constexpr size_t kNameBytesMax = 256;
 
 tl::unexpected<Error> bad_message(size_t index, std::string_view what) {
     return bad_field("messages[" + std::to_string(index) + "]" + std::string(what), "messages");
@@ -134,64 +132,6 @@ Expected<Json> read_messages(const Json& body) {
     return out;
 }
 
-Expected<void> check_tool(const Json& tool, size_t index) {
-    const auto bad = [&](std::string_view what) {
-        return bad_field("tools[" + std::to_string(index) + "]" + std::string(what), "tools");
-    };
-    if (!tool.is_object()) return bad(" must be an object");
-    const Json* type = find(tool, "type");
-    if (type == nullptr || *type != "function") return bad(".type must be function");
-    const Json* function = find(tool, "function");
-    if (function == nullptr || !function->is_object()) return bad(".function must be an object");
-    const Json* name = find(*function, "name");
-    if (name == nullptr || !name->is_string() ||
-        !is_plain_name(name->get_ref<const std::string&>(), kNameBytesMax)) {
-        return bad(".function.name must be a name");
-    }
-    const Json* description = find(*function, "description");
-    if (description != nullptr && !description->is_string())
-        return bad(".function.description must be a string");
-    const Json* parameters = find(*function, "parameters");
-    if (parameters != nullptr && !parameters->is_object())
-        return bad(".function.parameters must be an object");
-    return {};
-}
-
-/// The tools the template sees, "" for none. What would force a call is refused: output is not
-/// constrained yet.
-Expected<std::string> read_tools(const Json& body) {
-    const Json* tools = find(body, "tools");
-    const Json* choice = find(body, "tool_choice");
-    if (tools != nullptr) {
-        if (!tools->is_array() || tools->empty())
-            return bad_field("tools must be a non-empty array", "tools");
-        if (tools->size() > kToolsMax)
-            return bad_field("at most " + std::to_string(kToolsMax) + " tools", "tools");
-        for (size_t i = 0; i < tools->size(); ++i) BATON_TRY(check_tool((*tools)[i], i));
-    }
-    const auto bad_choice = [](const char* message) { return bad_field(message, "tool_choice"); };
-    BATON_TRY(bool_field(body, "parallel_tool_calls"));
-    if (choice == nullptr) return tools == nullptr ? std::string() : dump(*tools);
-    if (*choice == "none") return std::string();
-    if (tools == nullptr) return bad_choice("tool_choice needs tools");
-    if (*choice == "auto") return dump(*tools);
-    if (*choice == "required") {
-        return fail(ErrorCode::kUnsupported,
-                    "tool_choice required is not supported; use auto or none", "tool_choice");
-    }
-    const Json* function = choice->is_object() ? find(*choice, "function") : nullptr;
-    const Json* name =
-        function != nullptr && function->is_object() ? find(*function, "name") : nullptr;
-    if (name == nullptr || !name->is_string())
-        return bad_choice("tool_choice must be none, auto or a function");
-    const bool known = std::any_of(tools->begin(), tools->end(), [&](const Json& tool) {
-        return *find(*find(tool, "function"), "name") == *name;
-    });
-    if (!known) return bad_choice("tool_choice names a function that tools does not have");
-    return fail(ErrorCode::kUnsupported, "a named tool_choice is not supported; use auto or none",
-                "tool_choice");
-}
-
 // What the renderer itself passes: a client must not be able to replace it.
 constexpr std::array<std::string_view, 22> kReservedArguments = {"messages",
                                                                  "tools",
@@ -282,7 +222,7 @@ Expected<ChatRequest> parse_chat_request(std::string_view body, const ParseOptio
     BATON_TRY_ASSIGN(out.model, read_model(json, options));
     BATON_TRY_ASSIGN(const Json messages, read_messages(json));
     BATON_TRY_ASSIGN(out.options, read_generation(json, options, Route::kChat, false));
-    BATON_TRY_ASSIGN(out.tools_json, read_tools(json));
+    BATON_TRY_ASSIGN(out.tool_use, read_tools(json, out.tools_json));
     BATON_TRY_ASSIGN(const Json arguments, read_template_arguments(json));
     BATON_TRY(read_prompt_end(json, messages, out));
     out.messages_json = dump(messages);

@@ -5,13 +5,37 @@
 #include "openai/json_text.hpp"
 
 namespace baton::openai {
+namespace {
 
-Choice::Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer)
+/// Special tokens that mean something in an answer that is taken apart.
+std::vector<TokenId> marks_of(const ResponseOptions& options, const text::Tokenizer& tokenizer) {
+    std::vector<TokenId> out;
+    const auto add = [&](std::string_view text) {
+        const TokenId id = tokenizer.find(text);
+        if (id >= 0 && tokenizer.is_special(id)) out.push_back(id);
+    };
+    if (!options.chat) return out;
+    if (options.reasoning != Reasoning::kOff)
+        for (const std::string* tag : {&options.reasoning_tags.start, &options.reasoning_tags.end})
+            add(*tag);
+    if (options.tool_format != ToolFormat::kNone)
+        for (const char* text : {"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
+                                 "[CALL_ID]", "<|python_tag|>"})
+            add(text);
+    return out;
+}
+
+}  // namespace
+
+Choice::Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer, size_t characters)
     : options_(options),
       tokenizer_(tokenizer),
       matcher_(options.generation.stop, options.generation.include_stop_str_in_output),
-      splitter_(options.chat ? options.reasoning : Reasoning::kOff),
-      drop_space_(options.chat && tokenizer.strips_leading_space()) {}
+      splitter_(options.chat ? options.reasoning : Reasoning::kOff, options.reasoning_tags),
+      tools_(options.chat ? options.tool_format : ToolFormat::kNone, options.tool_use),
+      marks_(marks_of(options, tokenizer)),
+      drop_space_(options.chat && tokenizer.strips_leading_space()),
+      characters_in_(characters) {}
 
 Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish finish) {
     Output out;
@@ -30,20 +54,28 @@ Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish fi
         finish_reason_ = finish == wire::Finish::kLength ? "length" : "stop";
     }
     if (done()) {
-        ReasoningSplitter::Parts rest = splitter_.finish();
-        out.reasoning += rest.reasoning;
+        take_parts(splitter_.finish(), out);
+        ToolParser::Output rest;
+        tools_.finish(rest);
         out.content += rest.content;
+        if (tools_.calls() > 0 && std::string_view(finish_reason_) == "stop")
+            finish_reason_ = "tool_calls";
     }
     return out;
 }
 
+bool Choice::is_hidden(const wire::Token& token, bool is_stop_token) const {
+    const GenerationOptions& generation = options_.generation;
+    if (is_stop_token && !generation.include_stop_str_in_output) return true;
+    return generation.skip_special_tokens && tokenizer_.is_special(token.id) &&
+           std::find(marks_.begin(), marks_.end(), token.id) == marks_.end();
+}
+
 void Choice::take_token(const wire::Token& token, bool is_stop_token, Output& out) {
     const GenerationOptions& generation = options_.generation;
-    const bool hidden = (is_stop_token && !generation.include_stop_str_in_output) ||
-                        (generation.skip_special_tokens && tokenizer_.is_special(token.id));
     ++tokens_;
     if (splitter_.reasoning()) ++reasoning_tokens_;
-    if (hidden) return;
+    if (is_hidden(token, is_stop_token)) return;
     std::string bytes = tokenizer_.token_bytes(token.id);
     // A chat's answer begins a text; a completion goes on with one, and its first space belongs
     // between the two.
@@ -74,9 +106,26 @@ void Choice::take_text(std::string_view piece, Output& out) {
 
 void Choice::emit(std::string text, Output& out) {
     text_out_ += text.size();
-    ReasoningSplitter::Parts parts = splitter_.push(text);
+    take_parts(splitter_.push(text), out);
+}
+
+void Choice::take_parts(ReasoningSplitter::Parts parts, Output& out) {
     out.reasoning += parts.reasoning;
-    out.content += parts.content;
+    if (options_.tool_format == ToolFormat::kNone) {
+        out.content += parts.content;
+        return;
+    }
+    ToolParser::Output found;
+    tools_.push(parts.content, found);
+    out.content += found.content;
+    // A call that grows in several steps of one push stays one part.
+    for (CallDelta& call : found.calls) {
+        if (!out.calls.empty() && out.calls.back().index == call.index && call.id.empty()) {
+            out.calls.back().arguments += call.arguments;
+        } else {
+            out.calls.push_back(std::move(call));
+        }
+    }
 }
 
 void Choice::finish_text(Output& out) {

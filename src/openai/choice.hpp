@@ -8,6 +8,7 @@
 
 #include "baton/openai/response.hpp"
 #include "openai/reasoning_splitter.hpp"
+#include "openai/tool_parser.hpp"
 
 namespace baton::openai {
 
@@ -18,7 +19,8 @@ struct LogprobEntry {
     TokenId id = 0;
     std::string piece;  ///< the text that became certain with it
     float logprob = 0;
-    std::vector<std::pair<TokenId, float>> top;
+    std::vector<std::pair<TokenId, float>> top = {};
+    bool known = true;  ///< a prompt's first token has no logprob
 };
 
 /// The text of one choice as it grows: detokenizer, stop strings, reasoning, and which logprobs
@@ -26,11 +28,13 @@ struct LogprobEntry {
 /// the tokens.
 class Choice {
   public:
-    Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer);
+    /// `characters`: of the text that the answer shows before this one's.
+    Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer, size_t characters);
 
     struct Output {
         std::string reasoning;
         std::string content;
+        std::vector<CallDelta> calls;
         std::vector<LogprobEntry> entries;  ///< of text that is out, in order
         bool stop_found = false;
     };
@@ -42,9 +46,11 @@ class Choice {
     [[nodiscard]] uint64_t reasoning_tokens() const { return reasoning_tokens_; }
 
   private:
+    [[nodiscard]] bool is_hidden(const wire::Token& token, bool is_stop_token) const;
     void take_token(const wire::Token& token, bool is_stop_token, Output& out);
     void take_text(std::string_view piece, Output& out);
     void emit(std::string text, Output& out);
+    void take_parts(ReasoningSplitter::Parts parts, Output& out);
     void finish_text(Output& out);
     void release(Output& out, bool all);
 
@@ -53,7 +59,9 @@ class Choice {
     text::Utf8Assembler assembler_;
     text::StopMatcher matcher_;
     ReasoningSplitter splitter_;
-    bool drop_space_;  ///< the decoder drops a space at the very start of the text
+    ToolParser tools_;
+    std::vector<TokenId> marks_;  ///< special tokens that the two look for
+    bool drop_space_;             ///< the decoder drops a space at the very start of the text
     std::deque<LogprobEntry> pending_;
     size_t text_in_ = 0;  ///< bytes of text assembled
     size_t characters_in_ = 0;

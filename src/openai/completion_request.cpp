@@ -81,11 +81,8 @@ Expected<CompletionRequest> parse_completion_request(std::string_view body,
     BATON_TRY_ASSIGN(const auto echo, bool_field(json, "echo"));
     out.echo = echo.value_or(false);
     BATON_TRY_ASSIGN(out.options, read_generation(json, options, Route::kCompletions, out.echo));
-    if (out.echo && out.options.top_logprobs >= 0) {
-        return fail(ErrorCode::kUnsupported,
-                    "logprobs of the prompt (echo together with logprobs) are not supported",
-                    "logprobs");
-    }
+    BATON_TRY_ASSIGN(const auto add_special, bool_field(json, "add_special_tokens"));
+    out.add_special_tokens = add_special.value_or(true);
     BATON_TRY_ASSIGN(out.prompts, read_prompts(json, options.prompts_max));
     if (out.prompts.size() * out.options.n > options.prompts_max) {
         return bad_field("too many sequences: prompts times n may be at most " +

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "baton/openai/json.hpp"
+#include "openai/constraint_fields.hpp"
 
 namespace baton::openai {
 namespace {
@@ -19,7 +20,10 @@ Expected<void> read_max_tokens(const Json& body, GenerationOptions& out, bool al
     BATON_TRY_ASSIGN(const auto min_tokens, int_field(body, "min_tokens", 0, INT32_MAX));
     out.min_tokens = static_cast<uint32_t>(min_tokens.value_or(0));
     if (out.max_tokens && min_tokens.value_or(0) > *out.max_tokens) {
-        return bad_field("min_tokens must not be greater than max_tokens", "min_tokens");
+        return bad_field("min_tokens must be at most max_tokens, " +
+                             std::to_string(*out.max_tokens) + ", not " +
+                             std::to_string(*min_tokens),
+                         "min_tokens");
     }
     return {};
 }
@@ -46,7 +50,9 @@ Expected<void> read_counts(const Json& body, const ParseOptions& options, Genera
     out.n = static_cast<uint32_t>(n.value_or(1));
     BATON_TRY_ASSIGN(const auto best_of, int_field(body, "best_of", 1, INT32_MAX));
     if (best_of && *best_of != out.n)
-        return bad_field("best_of is supported only where it equals n", "best_of");
+        return bad_field(
+            "best_of must be " + std::to_string(out.n) + " (n), not " + std::to_string(*best_of),
+            "best_of");
     return {};
 }
 
@@ -58,12 +64,12 @@ Expected<void> read_stop(const Json& body, GenerationOptions& out) {
         out.stop.push_back(item.get<std::string>());
         return !out.stop.back().empty() && out.stop.back().size() <= limits::kStopStringBytesMax;
     };
-    const auto bad = [] {
-        return bad_field("stop must be a non-empty string or an array of up to " +
-                             std::to_string(limits::kStopStringsMax) +
-                             " of them, each of at most " +
-                             std::to_string(limits::kStopStringBytesMax) + " bytes",
-                         "stop");
+    const auto bad = [&] {
+        return bad_field(
+            "stop must be a non-empty string or an array of up to " +
+                std::to_string(limits::kStopStringsMax) + " of them, each of at most " +
+                std::to_string(limits::kStopStringBytesMax) + " bytes, not " + shown(*stop),
+            "stop");
     };
     if (stop->is_array()) {
         if (stop->size() > limits::kStopStringsMax) return bad();
@@ -75,9 +81,10 @@ Expected<void> read_stop(const Json& body, GenerationOptions& out) {
 Expected<void> read_stop_token_ids(const Json& body, GenerationOptions& out) {
     const Json* ids = find(body, "stop_token_ids");
     if (ids == nullptr) return {};
-    const auto bad = [] {
+    const auto bad = [&] {
         return bad_field("stop_token_ids must be an array of up to " +
-                             std::to_string(limits::kStopTokenIdsMax) + " token ids",
+                             std::to_string(limits::kStopTokenIdsMax) + " token ids, not " +
+                             shown(*ids),
                          "stop_token_ids");
     };
     if (!ids->is_array() || ids->size() > limits::kStopTokenIdsMax) return bad();
@@ -92,16 +99,24 @@ Expected<void> read_stop_token_ids(const Json& body, GenerationOptions& out) {
 Expected<void> read_logit_bias(const Json& body, GenerationOptions& out) {
     const Json* bias = find(body, "logit_bias");
     if (bias == nullptr) return {};
-    const auto bad = [](const char* message) { return bad_field(message, "logit_bias"); };
-    if (!bias->is_object()) return bad("logit_bias must be an object of token ids and biases");
-    if (bias->size() > limits::kLogitBiasMax) return bad("logit_bias has too many entries");
+    const auto bad = [](std::string message) {
+        return bad_field(std::move(message), "logit_bias");
+    };
+    if (!bias->is_object())
+        return bad("logit_bias must be an object of token ids and biases, not " + shown(*bias));
+    if (bias->size() > limits::kLogitBiasMax)
+        return bad("logit_bias has " + std::to_string(bias->size()) + " entries; at most " +
+                   std::to_string(limits::kLogitBiasMax) + " are allowed");
     for (const auto& [key, value] : bias->get_ref<const Json::object_t&>()) {
         TokenId id = -1;
         const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
         const bool canonical =
             error == std::errc{} && end == key.data() + key.size() && std::to_string(id) == key;
-        if (!canonical || id < 0) return bad("the keys of logit_bias must be token ids");
-        if (!value.is_number()) return bad("the values of logit_bias must be numbers");
+        if (!canonical || id < 0)
+            return bad("the keys of logit_bias must be token ids, not " + shown(Json(key)));
+        if (!value.is_number())
+            return bad("the values of logit_bias must be numbers within -100..100, not " +
+                       shown(value));
         out.logit_bias.emplace_back(
             id, static_cast<float>(std::clamp(value.get<double>(), -100.0, 100.0)));
     }
@@ -120,6 +135,15 @@ Expected<void> read_logprobs(const Json& body, Route route, GenerationOptions& o
     if (count && !wanted.value_or(false))
         return bad_field("top_logprobs needs logprobs to be true", "top_logprobs");
     if (wanted.value_or(false)) out.top_logprobs = static_cast<int32_t>(count.value_or(0));
+    return {};
+}
+
+Expected<void> read_prompt_logprobs(const Json& body, GenerationOptions& out) {
+    BATON_TRY_ASSIGN(const auto count, int_field(body, "prompt_logprobs", 0,
+                                                 static_cast<int64_t>(limits::kTopLogprobsMax)));
+    if (count && out.stream)
+        return bad_field("prompt_logprobs needs stream to be false", "prompt_logprobs");
+    out.prompt_logprobs = static_cast<int32_t>(count.value_or(-1));
     return {};
 }
 
@@ -157,18 +181,11 @@ Expected<void> read_request_id(const Json& body, const ParseOptions& options,
 }
 
 // Each of these changes the answer: ignoring it would be a lie.
-constexpr std::array<std::pair<const char*, const char*>, 14> kNotBuilt = {{
+constexpr std::array<std::pair<const char*, const char*>, 7> kNotBuilt = {{
     {"prompt_embeds", "prompt embeddings are not supported"},
     {"cache_salt", "salted prompts (cache_salt) are not supported"},
     {"suffix", "suffix is not supported"},
-    {"prompt_logprobs", "prompt_logprobs is not supported"},
     {"chat_template", "a chat template in the request is not allowed"},
-    {"guided_json", "constrained decoding (guided_json) is not supported"},
-    {"guided_regex", "constrained decoding (guided_regex) is not supported"},
-    {"guided_choice", "constrained decoding (guided_choice) is not supported"},
-    {"guided_grammar", "constrained decoding (guided_grammar) is not supported"},
-    {"guided_json_object", "constrained decoding (guided_json_object) is not supported"},
-    {"structured_outputs", "constrained decoding (structured_outputs) is not supported"},
     {"functions", "functions is not supported; use tools"},
     {"audio", "audio output is not supported"},
     {"lora_name", "LoRA adapters (lora_name) are not supported"},
@@ -176,7 +193,7 @@ constexpr std::array<std::pair<const char*, const char*>, 14> kNotBuilt = {{
 constexpr std::array<std::string_view, 5> kInternal = {"kv_transfer_params", "bootstrap_host",
                                                        "bootstrap_port", "bootstrap_room",
                                                        "data_parallel_rank"};
-constexpr std::array<std::string_view, 69> kKnown = {"model",
+constexpr std::array<std::string_view, 71> kKnown = {"model",
                                                      "messages",
                                                      "prompt",
                                                      "max_tokens",
@@ -202,6 +219,8 @@ constexpr std::array<std::string_view, 69> kKnown = {"model",
                                                      "logprobs",
                                                      "top_logprobs",
                                                      "echo",
+                                                     "add_special_tokens",
+                                                     "timings",
                                                      "suffix",
                                                      "stream",
                                                      "stream_options",
@@ -261,29 +280,6 @@ Expected<void> refuse_not_built(const Json& object) {
     return {};
 }
 
-Expected<void> read_response_format(const Json& body) {
-    const Json* format = find(body, "response_format");
-    if (format == nullptr) return {};
-    const auto bad = [](const char* message) { return bad_field(message, "response_format"); };
-    if (!format->is_object()) return bad("response_format must be an object");
-    const Json* type = find(*format, "type");
-    if (type == nullptr || !type->is_string()) return bad("response_format.type must be a string");
-    const auto& name = type->get_ref<const std::string&>();
-    if (name == "text") return {};
-    if (name == "json_schema") {
-        const Json* schema = find(*format, "json_schema");
-        if (schema == nullptr || !schema->is_object())
-            return bad("response_format.json_schema must be an object");
-        const Json* inner = find(*schema, "schema");
-        if (inner != nullptr && !inner->is_object())
-            return bad("response_format.json_schema.schema must be an object");
-    } else if (name != "json_object") {
-        return bad("response_format.type must be text, json_object or json_schema");
-    }
-    return fail(ErrorCode::kUnsupported, "response_format " + name + " is not supported",
-                "response_format");
-}
-
 }  // namespace
 
 bool is_plain_name(std::string_view text, size_t bytes_max) {
@@ -312,14 +308,22 @@ Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions
     BATON_TRY(read_logit_bias(body, out));
     BATON_TRY(read_logprobs(body, route, out));
     BATON_TRY(read_stream(body, out));
-    BATON_TRY(read_response_format(body));
+    BATON_TRY(read_prompt_logprobs(body, out));
+    BATON_TRY_ASSIGN(out.constraint, read_constraint(body));
     BATON_TRY(read_request_id(body, options, out));
     BATON_TRY_ASSIGN(const auto include_stop, bool_field(body, "include_stop_str_in_output"));
     BATON_TRY_ASSIGN(const auto ignore_eos, bool_field(body, "ignore_eos"));
     BATON_TRY_ASSIGN(const auto skip_special, bool_field(body, "skip_special_tokens"));
+    BATON_TRY_ASSIGN(const auto timings, bool_field(body, "timings"));
+    out.timings = timings.value_or(false);
     out.include_stop_str_in_output = include_stop.value_or(false);
     out.ignore_eos = ignore_eos.value_or(false);
     out.skip_special_tokens = skip_special.value_or(true);
+    // Both would have the answer go on where it has to end.
+    if (out.constraint.kind != wire::ConstraintKind::kNone && out.ignore_eos)
+        return bad_field("ignore_eos does not go with a constraint on the answer", "ignore_eos");
+    if (out.constraint.kind != wire::ConstraintKind::kNone && out.min_tokens > 0)
+        return bad_field("min_tokens does not go with a constraint on the answer", "min_tokens");
     return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include "baton/base/limits.hpp"
 #include "baton/openai/json.hpp"
+#include "openai/json_text.hpp"
 
 namespace baton::openai {
 namespace {
@@ -169,7 +170,8 @@ Expected<std::optional<double>> number_field(const Json& object, const char* nam
         if ((range.low_open ? number > range.low : number >= range.low) && number <= range.high)
             return number;
     }
-    return bad_field(std::string(name) + " must be " + range.words, name);
+    return bad_field(std::string(name) + " must be " + range.words + ", not " + shown(*value),
+                     name);
 }
 
 Expected<std::optional<int64_t>> int_field(const Json& object, const char* name, int64_t low,
@@ -178,21 +180,36 @@ Expected<std::optional<int64_t>> int_field(const Json& object, const char* name,
     if (value == nullptr) return std::optional<int64_t>();
     const auto number = exact_int(*value);
     if (number && *number >= low && *number <= high) return number;
-    return bad_field(std::string(name) + " must be " + in_words(low, high), name);
+    return bad_field(
+        std::string(name) + " must be " + in_words(low, high) + ", not " + shown(*value), name);
 }
 
 Expected<std::optional<bool>> bool_field(const Json& object, const char* name) {
     const Json* value = find(object, name);
     if (value == nullptr) return std::optional<bool>();
     if (value->is_boolean()) return value->get<bool>();
-    return bad_field(std::string(name) + " must be true or false", name);
+    return bad_field(std::string(name) + " must be true or false, not " + shown(*value), name);
 }
 
 Expected<std::optional<std::string>> string_field(const Json& object, const char* name) {
     const Json* value = find(object, name);
     if (value == nullptr) return std::optional<std::string>();
     if (value->is_string()) return value->get<std::string>();
-    return bad_field(std::string(name) + " must be a string", name);
+    return bad_field(std::string(name) + " must be a string, not " + shown(*value), name);
+}
+
+std::string shown(const Json& value) {
+    constexpr size_t kBytesMax = 48;
+    if (value.is_array() && value.size() > 8)
+        return "an array of " + std::to_string(value.size()) + " items";
+    if (value.is_object() && value.size() > 8)
+        return "an object of " + std::to_string(value.size()) + " members";
+    if (value.is_string() && value.get_ref<const std::string&>().size() > 4 * kBytesMax)
+        return "a string of " + std::to_string(value.get_ref<const std::string&>().size()) +
+               " bytes";
+    const std::string text = dump(value);
+    if (text.size() <= kBytesMax) return echo_input(text);
+    return echo_input(text.substr(0, character_boundary(text, kBytesMax))) + "…";
 }
 
 std::string dump(const Json& value) {

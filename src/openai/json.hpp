@@ -44,6 +44,8 @@ struct NumberRange {
 
 /// kInvalidArgument about field `param`.
 [[nodiscard]] tl::unexpected<Error> bad_field(std::string message, std::string param);
+/// A value for an error message: its JSON, cut to a few dozen bytes.
+[[nodiscard]] std::string shown(const Json& value);
 /// Prints with invalid UTF-8 replaced, never throwing.
 [[nodiscard]] std::string dump(const Json& value);
 

@@ -5,19 +5,16 @@
 namespace baton::openai {
 namespace {
 
-constexpr std::string_view kOpenTag = "<think>";
-constexpr std::string_view kCloseTag = "</think>";
-
 size_t newlines_before(std::string_view text, size_t end) {
     while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r')) --end;
     return end;
 }
 
 /// Where the part of `text` begins that may still turn out to be newlines and a closing tag.
-size_t uncertain_tail(std::string_view text) {
+size_t uncertain_tail(std::string_view text, std::string_view close) {
     size_t begin = text.size();
-    for (size_t length = std::min(kCloseTag.size() - 1, text.size()); length > 0; --length) {
-        if (kCloseTag.starts_with(text.substr(text.size() - length))) {
+    for (size_t length = std::min(close.size() - 1, text.size()); length > 0; --length) {
+        if (close.starts_with(text.substr(text.size() - length))) {
             begin = text.size() - length;
             break;
         }
@@ -27,8 +24,9 @@ size_t uncertain_tail(std::string_view text) {
 
 }  // namespace
 
-ReasoningSplitter::ReasoningSplitter(Reasoning mode)
-    : state_(mode == Reasoning::kOff ? State::kContent : State::kStart),
+ReasoningSplitter::ReasoningSplitter(Reasoning mode, ReasoningTags tags)
+    : tags_(std::move(tags)),
+      state_(mode == Reasoning::kOff ? State::kContent : State::kStart),
       open_(mode == Reasoning::kOpen) {}
 
 ReasoningSplitter::Parts ReasoningSplitter::push(std::string_view text) {
@@ -49,12 +47,13 @@ bool ReasoningSplitter::step(Parts& out) {
         case State::kStart: {
             const size_t begin = std::min(held_.find_first_not_of(" \t\r\n"), held_.size());
             const std::string_view seen = std::string_view(held_).substr(begin);
-            if (seen.starts_with(kOpenTag)) {
-                held_.erase(0, begin + kOpenTag.size());
+            if (seen.starts_with(std::string_view(tags_.start))) {
+                held_.erase(0, begin + std::string_view(tags_.start).size());
                 state_ = State::kReasoningStart;
                 return true;
             }
-            if (kOpenTag.starts_with(seen)) return false;  // also while nothing but spaces came
+            if (std::string_view(tags_.start).starts_with(seen))
+                return false;  // also while nothing but spaces came
             state_ = open_ ? State::kReasoningStart : State::kContent;
             return true;
         }
@@ -66,14 +65,14 @@ bool ReasoningSplitter::step(Parts& out) {
             return true;
         }
         case State::kReasoning: {
-            const size_t close = held_.find(kCloseTag);
+            const size_t close = held_.find(tags_.end);
             if (close != std::string::npos) {
                 out.reasoning.append(held_, 0, newlines_before(held_, close));
-                held_.erase(0, close + kCloseTag.size());
+                held_.erase(0, close + tags_.end.size());
                 state_ = State::kContentStart;
                 return true;
             }
-            const size_t certain = uncertain_tail(held_);
+            const size_t certain = uncertain_tail(held_, tags_.end);
             out.reasoning.append(held_, 0, certain);
             held_.erase(0, certain);
             return false;

@@ -11,7 +11,7 @@ namespace baton::openai {
 /// cut; newlines next to a tag belong to neither. With Reasoning::kOff everything is content.
 class ReasoningSplitter {
   public:
-    explicit ReasoningSplitter(Reasoning mode = Reasoning::kOff);
+    explicit ReasoningSplitter(Reasoning mode = Reasoning::kOff, ReasoningTags tags = {});
     struct Parts {
         std::string reasoning;
         std::string content;
@@ -28,6 +28,7 @@ class ReasoningSplitter {
     enum class State : uint8_t { kStart, kReasoningStart, kReasoning, kContentStart, kContent };
     bool step(Parts& out);
 
+    ReasoningTags tags_;
     State state_;
     bool open_;  ///< the prompt ended inside the reasoning
     std::string held_;

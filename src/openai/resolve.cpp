@@ -87,6 +87,7 @@ Expected<wire::Sampling> resolve(const GenerationOptions& options, const ModelLi
     out.stop_ids.erase(std::unique(out.stop_ids.begin(), out.stop_ids.end()), out.stop_ids.end());
     out.logit_bias = options.logit_bias;
     out.top_logprobs = options.top_logprobs;
+    out.constraint = options.constraint;
     return out;
 }
 

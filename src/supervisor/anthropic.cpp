@@ -160,9 +160,17 @@ class MessageStream {
         const auto choices = chat.find("choices");
         if (choices == chat.end() || choices->empty()) return;
         const Json& choice = (*choices)[0];
-        const Json text = choice["delta"].value("content", Json());
-        if (text.is_string() && !text.get_ref<const std::string&>().empty())
-            append_event(out, "content_block_delta", {{"type", "content_block_delta"}, {"index", 0}, {"delta", {{"type", "text_delta"}, {"text", text}}}});
+        const Json& delta = choice["delta"];
+        const Json text = delta.value("content", Json());
+        if (text.is_string() && !text.get_ref<const std::string&>().empty()) {
+            if (block_ != Block::kText) open(Block::kText, {{"type", "text"}, {"text", ""}}, out);
+            append_delta({{"type", "text_delta"}, {"text", text}}, out);
+        }
+        for (const Json& call : delta.value("tool_calls", Json::array())) {
+            const Json& function = call["function"];
+            if (call.contains("id")) open(Block::kTool, {{"type", "tool_use"}, {"id", call["id"]}, {"name", function.value("name", Json(""))}, {"input", Json::object()}}, out);
+            else append_delta({{"type", "input_json_delta"}, {"partial_json", function.value("arguments", Json(""))}}, out);
+        }
         if (const Json finish = choice.value("finish_reason", Json()); !finish.is_null()) end(finish, out);
     }
 
@@ -172,11 +180,28 @@ class MessageStream {
                                             {"message", {{"id", message_id(chat)}, {"type", "message"}, {"role", "assistant"}, {"model", chat.value("model", Json(""))},
                                                          {"content", Json::array()}, {"stop_reason", nullptr}, {"stop_sequence", nullptr},
                                                          {"usage", {{"input_tokens", 0}, {"output_tokens", 0}}}}}});
-        append_event(out, "content_block_start", {{"type", "content_block_start"}, {"index", 0}, {"content_block", {{"type", "text"}, {"text", ""}}}});
     }
 
-    void end(const Json& finish, std::string& out) const {
-        append_event(out, "content_block_stop", {{"type", "content_block_stop"}, {"index", 0}});
+    enum class Block : uint8_t { kNone, kText, kTool };
+    void open(Block kind, Json block, std::string& out) {
+        close(out);
+        block_ = kind;
+        append_event(out, "content_block_start", {{"type", "content_block_start"}, {"index", index_}, {"content_block", std::move(block)}});
+    }
+
+    void append_delta(Json delta, std::string& out) const {
+        append_event(out, "content_block_delta", {{"type", "content_block_delta"}, {"index", index_}, {"delta", std::move(delta)}});
+    }
+
+    void close(std::string& out) {
+        if (block_ == Block::kNone) return;
+        append_event(out, "content_block_stop", {{"type", "content_block_stop"}, {"index", index_++}});
+        block_ = Block::kNone;
+    }
+
+    void end(const Json& finish, std::string& out) {
+        if (block_ == Block::kNone && index_ == 0) open(Block::kText, {{"type", "text"}, {"text", ""}}, out);
+        close(out);
         append_event(out, "message_delta", {{"type", "message_delta"}, {"delta", {{"stop_reason", stop_reason(finish)}, {"stop_sequence", nullptr}}},
                                             {"usage", {{"input_tokens", input_tokens_}, {"output_tokens", output_tokens_}}}});
         append_event(out, "message_stop", {{"type", "message_stop"}});
@@ -184,6 +209,8 @@ class MessageStream {
 
     std::string pending_;
     bool begun_ = false;
+    Block block_ = Block::kNone;  ///< that is open
+    uint64_t index_ = 0;          ///< its number, or the next one's
     uint64_t input_tokens_ = 0, output_tokens_ = 0;
 };
 

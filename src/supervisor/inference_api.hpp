@@ -14,7 +14,9 @@
 #include "baton/openai/request.hpp"
 #include "baton/openai/response.hpp"
 #include "deployment.hpp"
+#include "inference_session.hpp"
 #include "model_directory.hpp"
+#include "text_api.hpp"
 
 namespace baton::supervisor {
 
@@ -30,7 +32,7 @@ class InferenceApi {
         ModelDirectory& models;
         std::function<std::shared_ptr<Deployment>(const std::string& uid)> deployment;  ///< control thread
     };
-    explicit InferenceApi(Services services) : services_(std::move(services)) {}
+    explicit InferenceApi(Services services) : services_(std::move(services)), texts_(services_.text, services_.settings, services_.models) {}
 
     void add_routes(http::Router& router);
     /// Control thread. New requests are refused from now on.
@@ -40,32 +42,23 @@ class InferenceApi {
     void abort_all(std::string_view reason);
 
   private:
-    struct Session;
-    /// A request whose text is done: what the control thread needs to run it.
-    struct Prepared {
-        std::shared_ptr<http::Exchange> exchange;
-        std::shared_ptr<const ServedModel> model;
-        openai::ResponseOptions response;
-        std::vector<wire::Sequence> sequences;  ///< one a choice
-        std::string request_id;
-        bool id_from_client = false;
-        TimeMs started;
-    };
     void handle(std::shared_ptr<http::Exchange> exchange, bool chat);
     void messages(std::shared_ptr<http::Exchange> exchange, const std::string& body, bool version_needed);
+    void responses(std::shared_ptr<http::Exchange> exchange, const std::string& body);
     void prepare(std::shared_ptr<http::Exchange> exchange, std::string body, bool chat);
     [[nodiscard]] Expected<std::shared_ptr<const ServedModel>> model_of(const std::string& uid, http::Exchange& exchange);
     [[nodiscard]] openai::ParseOptions parse_options(const http::Exchange& exchange) const;
-    void prepare_chat(Prepared prepared, std::string_view body);
-    void prepare_completion(Prepared prepared, std::string_view body);
-    void finish_prepare(Prepared prepared, const openai::GenerationOptions& options, std::vector<std::vector<TokenId>> prompts);
-    void run(Prepared prepared);
+    void prepare_chat(PreparedRequest prepared, std::string_view body);
+    void prepare_completion(PreparedRequest prepared, std::string_view body);
+    void finish_prepare(PreparedRequest prepared, openai::GenerationOptions options, std::vector<std::vector<TokenId>> prompts);
+    void run(PreparedRequest prepared);
     void progress_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& request_id);
     void unsupported(const std::shared_ptr<http::Exchange>& exchange, const std::string& body, const char* what);
     void abort_route(const std::shared_ptr<http::Exchange>& exchange, const std::string& uid, const std::string& request_id, std::string body);
 
     Services services_;
-    std::map<std::pair<std::string, std::string>, std::shared_ptr<Session>> sessions_;  ///< by (uid, request id)
+    TextApi texts_;
+    std::map<std::pair<std::string, std::string>, std::shared_ptr<InferenceSession>> sessions_;  ///< by (uid, request id)
     std::map<std::pair<std::string, std::string>, TimeMs> blocked_;                     ///< aborted ids, until when
     bool draining_ = false;
 };

@@ -2,6 +2,7 @@ import json
 import os
 from pathlib import Path
 
+import contract
 import harness
 import pytest
 
@@ -31,3 +32,18 @@ def tiny_model(tmp_path_factory):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     return folder
+
+
+@pytest.fixture(scope="session", params=["hybrid", "1p1d"])
+def surface(request, tmp_path_factory):
+    """Each deployment in turn, for the tests of the OpenAI surface."""
+    server = contract.serve(request.param, tmp_path_factory.mktemp("speaker"))
+    with server:
+        yield contract.Contract(server, request.param)
+
+
+@pytest.fixture
+def api(surface):
+    """The surface; after the test everything still serves and no process has died."""
+    yield surface
+    surface.alive()

@@ -10,16 +10,32 @@
 
 namespace baton::openai {
 
+/// What stands around the thoughts in an answer.
+struct ReasoningTags {
+    std::string start = "<think>";
+    std::string end = "</think>";
+};
+
 /// What of a model's files shapes the prompt of a chat.
 struct TemplateInfo {
     std::string bos_token;
     std::string eos_token;
     bool argument_objects = false;  ///< tool call arguments are parsed before rendering
-    bool has_think = false;         ///< the template speaks of <think>
+    bool has_think = false;  ///< the template speaks of <think>, or the model's tags are given
+    ReasoningTags tags = {};
+    ToolFormat tool_format = ToolFormat::kHermes;
 };
-/// Looks at the source of a chat template for the two flags.
+/// Looks at the source of a chat template for the rest.
 [[nodiscard]] TemplateInfo inspect_template(std::string_view source, std::string bos_token,
                                             std::string eos_token);
+
+/// What a launch or a registration says of a model's answers, over what its template says: names of
+/// parsers, and the tags around thoughts; each "" where it is not given. A tool parser that
+/// tool_format_by_name() does not know changes nothing; the reasoning parser "none" means that
+/// thoughts are not told apart.
+void set_parsers(TemplateInfo& info, std::string_view tool_parser,
+                 std::string_view reasoning_parser, std::string_view reasoning_start,
+                 std::string_view reasoning_end);
 
 /// The JSON object for text::ChatTemplate::render: messages, tools (when there are any),
 /// add_generation_prompt, bos_token, eos_token, and the request's template arguments.

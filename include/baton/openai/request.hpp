@@ -11,6 +11,7 @@
 #include "baton/base/error.hpp"
 #include "baton/base/ids.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/openai/tools.hpp"
 #include "baton/wire/messages.hpp"
 
 namespace baton::openai {
@@ -41,11 +42,14 @@ struct GenerationOptions {
     bool include_stop_str_in_output = false;
     bool ignore_eos = false;
     bool skip_special_tokens = true;
-    int32_t top_logprobs = -1;  ///< -1: no logprobs in the answer
+    int32_t top_logprobs = -1;     ///< -1: no logprobs in the answer
+    int32_t prompt_logprobs = -1;  ///< -1: none of the prompt's tokens
     bool stream = false;
     bool include_usage = false;
     bool continuous_usage = false;
-    std::string request_id;  ///< "": none given
+    std::string request_id;            ///< "": none given
+    bool timings = false;              ///< the answer says how long its parts took
+    wire::Constraint constraint = {};  ///< what the answer must be
 };
 
 struct ChatRequest {
@@ -53,6 +57,7 @@ struct ChatRequest {
     GenerationOptions options;
     std::string messages_json;  ///< array; roles checked, developer is system, content parts joined
     std::string tools_json;     ///< array, or "" for none (also with tool_choice none)
+    ToolUse tool_use;           ///< the same, for the answer
     std::string kwargs_json;  ///< object of chat_template_kwargs, enable_thinking, reasoning_effort
     bool add_generation_prompt = true;
     bool continue_final_message = false;
@@ -66,6 +71,7 @@ struct CompletionRequest {
     GenerationOptions options;
     std::vector<Prompt> prompts;
     bool echo = false;
+    bool add_special_tokens = true;  ///< BOS before a text, where the model has one
 };
 
 /// Parse and check a body. Errors carry the field in `param`. Pure; any thread; not for an I/O

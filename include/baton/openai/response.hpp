@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,7 +21,8 @@ inline constexpr std::string_view kDoneFrame = "data: [DONE]\r\n\r\n";
 /// One prompt of the request as the answer needs it.
 struct PromptUse {
     uint32_t tokens = 0;
-    std::string echo;  ///< its text where the answer repeats it, else ""
+    std::string echo = {};          ///< its text where the answer repeats it, else ""
+    std::vector<TokenId> ids = {};  ///< where logprobs of the prompt are wanted, else empty
 };
 
 /// What the answer to one request looks like.
@@ -33,6 +36,17 @@ struct ResponseOptions {
     std::vector<PromptUse> prompts;  ///< one for chat
     std::vector<TokenId> stop_ids;   ///< of the resolved sampling: such a last token is not shown
     Reasoning reasoning = Reasoning::kOff;
+    ReasoningTags reasoning_tags = {};
+    ToolFormat tool_format = ToolFormat::kNone;  ///< calls are looked for; chat alone
+    ToolUse tool_use = {};
+    /// With generation.timings: a JSON object, asked for when the end of the answer is written.
+    std::function<std::string()> timings = {};
+    bool echo = false;  ///< the answer repeats the prompt, with its logprobs where there are any
+    /// How many of the best tokens each token of the prompt needs; -1: no logprobs of it are
+    /// wanted.
+    [[nodiscard]] int32_t prompt_top() const {
+        return std::max(echo ? generation.top_logprobs : -1, generation.prompt_logprobs);
+    }
 };
 
 struct Usage {
@@ -64,6 +78,9 @@ class ResponseBuilder {
     [[nodiscard]] Update push(uint32_t choice, std::span<const wire::Token> tokens,
                               wire::Finish finish, uint32_t cached_tokens = 0);
 
+    /// The logprobs of a prompt's tokens but the first, in order; before the first push() of its
+    /// choices. Only where ResponseOptions::prompt_top() asks for them.
+    void set_prompt_logprobs(uint32_t prompt, std::vector<wire::Token> tokens);
     [[nodiscard]] uint32_t choices() const;
     [[nodiscard]] bool all_done() const;
     /// The whole answer, once all_done() (not for streams).

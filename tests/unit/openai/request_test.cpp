@@ -119,13 +119,15 @@ std::vector<Row> shared_rows() {
     add("prompt_embeds", {"\"x\"", "[]"}, false);
     add("cache_salt", {"\"x\""}, false);
     add("suffix", {"\"x\""}, false);
-    add("prompt_logprobs", {"0", "1", "-1"}, false);
+    add("prompt_logprobs", {"-1", "21", "true", "\"1\"", "1.5"}, false);
+    add("prompt_logprobs", {"0", "1", "20", "null"}, true);
     add("kv_transfer_params", {"{}", "{\"tp_size\":1}"}, false);
     add("bootstrap_host", {"\"x\""}, false);
     add("bootstrap_anything", {"1"}, false);
     add("chat_template", {"\"x\""}, false);
     add("lora_name", {"\"x\""}, false);
-    for (const char* name : {"lora_name", "guided_regex", "suffix"}) add(name, {"\"\"", "null", "false"}, true);
+    for (const char* name : {"lora_name", "guided_regex", "suffix"})
+        add(name, {"\"\"", "null", "false"}, true);
     add("use_beam_search", {"true"}, false);
     add("use_beam_search", {"false"}, true);
     rows.push_back({R"("min_tokens":50,"max_tokens":10)", "min_tokens"});
@@ -173,7 +175,10 @@ TEST(ParseRequest, ChatFields) {
         {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto")", ""},
         {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"foo")",
          "tool_choice"},
-        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")",
+        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")", ""},
+        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f"}})",
+         ""},
+        {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"code","function":{"name":"f"}})",
          "tool_choice"},
         {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"zz"}})",
          "tool_choice"},
@@ -279,7 +284,11 @@ TEST(ParseRequest, CompletionFields) {
         {R"("echo":1)", "echo"},
         {R"("echo":true)", ""},
         {R"("echo":true,"max_tokens":0)", ""},
-        {R"("echo":true,"logprobs":1)", "logprobs"},
+        {R"("echo":true,"logprobs":1)", ""},
+        {R"("prompt_logprobs":0)", ""},
+        {R"("prompt_logprobs":21)", "prompt_logprobs"},
+        {R"("prompt_logprobs":1,"stream":true)", "prompt_logprobs"},
+        {R"("add_special_tokens":1)", "add_special_tokens"},
         {R"("max_tokens":0)", "max_tokens"},
         {R"("tools":[{"type":"function","function":{"name":"f"}}])", "tools"},
     };

@@ -1,0 +1,107 @@
+#include "openai/tool_fields.hpp"
+
+#include <algorithm>
+
+#include "baton/openai/json.hpp"
+#include "openai/generation_fields.hpp"
+
+namespace baton::openai {
+namespace {
+
+constexpr size_t kToolsMax = 128;
+constexpr size_t kNameBytesMax = 256;
+
+Expected<void> check_tool(const Json& tool, size_t index) {
+    const auto bad = [&](std::string_view what) {
+        return bad_field("tools[" + std::to_string(index) + "]" + std::string(what), "tools");
+    };
+    if (!tool.is_object()) return bad(" must be an object");
+    const Json* type = find(tool, "type");
+    if (type == nullptr || *type != "function") return bad(".type must be function");
+    const Json* function = find(tool, "function");
+    if (function == nullptr || !function->is_object()) return bad(".function must be an object");
+    const Json* name = find(*function, "name");
+    if (name == nullptr || !name->is_string() ||
+        !is_plain_name(name->get_ref<const std::string&>(), kNameBytesMax)) {
+        return bad(".function.name must be a name");
+    }
+    const Json* description = find(*function, "description");
+    if (description != nullptr && !description->is_string())
+        return bad(".function.description must be a string");
+    const Json* parameters = find(*function, "parameters");
+    if (parameters != nullptr && !parameters->is_object())
+        return bad(".function.parameters must be an object");
+    return {};
+}
+
+Expected<void> read_list(const Json& tools, ToolUse& out) {
+    if (!tools.is_array() || tools.empty())
+        return bad_field("tools must be a non-empty array", "tools");
+    if (tools.size() > kToolsMax)
+        return bad_field("tools has " + std::to_string(tools.size()) + " items; at most " +
+                             std::to_string(kToolsMax) + " are allowed",
+                         "tools");
+    for (size_t i = 0; i < tools.size(); ++i) {
+        BATON_TRY(check_tool(tools[i], i));
+        const Json& function = *find(tools[i], "function");
+        const Json* parameters = find(function, "parameters");
+        out.tools.push_back({find(function, "name")->get<std::string>(),
+                             parameters == nullptr ? std::string() : dump(*parameters)});
+    }
+    return {};
+}
+
+Expected<void> read_choice(const Json& choice, ToolUse& out) {
+    const auto bad = [&](std::string_view words) {
+        return bad_field("tool_choice " + std::string(words) + ", not " + shown(choice),
+                         "tool_choice");
+    };
+    if (choice.is_string()) {
+        const auto& word = choice.get_ref<const std::string&>();
+        if (word == "none")
+            out.choice = ToolChoice::kNone;
+        else if (word == "auto")
+            out.choice = ToolChoice::kAuto;
+        else if (word == "required")
+            out.choice = ToolChoice::kRequired;
+        else
+            return bad("must be none, auto, required or a function");
+        return {};
+    }
+    const Json* type = choice.is_object() ? find(choice, "type") : nullptr;
+    const Json* function = choice.is_object() ? find(choice, "function") : nullptr;
+    const Json* name =
+        function != nullptr && function->is_object() ? find(*function, "name") : nullptr;
+    if (name == nullptr || !name->is_string() || (type != nullptr && *type != "function"))
+        return bad("must be none, auto, required or a function");
+    out.choice = ToolChoice::kNamed;
+    out.name = name->get<std::string>();
+    const bool known = std::any_of(out.tools.begin(), out.tools.end(),
+                                   [&](const Tool& tool) { return tool.name == out.name; });
+    return known ? Expected<void>() : bad("must name a function that tools has");
+}
+
+}  // namespace
+
+Expected<ToolUse> read_tools(const Json& body, std::string& tools_json) {
+    ToolUse out;
+    const Json* tools = find(body, "tools");
+    const Json* choice = find(body, "tool_choice");
+    if (tools != nullptr) BATON_TRY(read_list(*tools, out));
+    BATON_TRY_ASSIGN(const auto parallel, bool_field(body, "parallel_tool_calls"));
+    out.parallel = parallel.value_or(true);
+    out.choice = tools == nullptr ? ToolChoice::kNone : ToolChoice::kAuto;
+    if (choice != nullptr) {
+        if (tools == nullptr && *choice != "none")
+            return bad_field("tool_choice needs tools", "tool_choice");
+        BATON_TRY(read_choice(*choice, out));
+    }
+    if (out.choice == ToolChoice::kNone) {
+        out.tools.clear();
+    } else {
+        tools_json = dump(*tools);
+    }
+    return out;
+}
+
+}  // namespace baton::openai
