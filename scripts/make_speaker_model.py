@@ -5,7 +5,8 @@
 
 Writes config.json, tokenizer.json, tokenizer_config.json and model.safetensors to FOLDER (tests/data/model/speaker, where the chat templates
 lie). Needs torch, tokenizers and jinja2; the tests need none of them, because the result is committed. What the model says to which question is
-the table below: with tools it calls them in the format that the template asks for, and it thinks unless enable_thinking is false.
+the table below: with tools it calls them in the format that the template asks for. It thinks where enable_thinking is true, and with tools
+of the Hermes template also where nothing is said; without tools a prompt that says nothing looks alike in all three templates, so it may not.
 """
 
 import argparse
