@@ -10,10 +10,16 @@ namespace baton::grammar {
 namespace {
 
 constexpr size_t kBytesMax = 48u << 20;        ///< of what a runner remembers
-constexpr uint64_t kMaskWorkMax = 3'000'000;   ///< stacks looked at for one mask
+// Work is counted in stacks looked at, 0.1 to 1 µs each. A constraint may use what it likes at first, then what its masks earn:
+// whoever sends a hostile one holds the engine up for a moment in all, not for one each token.
+constexpr int64_t kWorkMax = 1'500'000;        ///< at once, and in store
+constexpr int64_t kWorkEarned = 10'000;        ///< by each mask
+constexpr uint64_t kNodesAsOne = 64;           ///< tree nodes that are as much work as a stack
 constexpr size_t kFewIds = 512;                ///< masks with so few tokens are kept as their ids
 constexpr size_t kLongOneByOne = 4'000;        ///< so many long plain tokens are tried one by one
 constexpr uint32_t kLevelsWidthMax = 64;       ///< configurations after the same number of plain characters
+
+constexpr const char* kTooAmbiguous = "the constraint is too ambiguous to be followed";
 
 struct Span8 {
     uint8_t low, high;
@@ -53,7 +59,14 @@ struct Runner::Impl {
     void add_plain(ConfigId from, std::vector<uint32_t>& words);
     [[nodiscard]] uint32_t plain_depth(ConfigId from, bool& ends_there);
     bool step_all(std::vector<ConfigId>& from, std::span<const Span8> spans, std::vector<ConfigId>& to, bool& any);
-    [[nodiscard]] bool over_budget() const { return automaton.overflow() || automaton.work() > work_end; }
+    [[nodiscard]] uint64_t work() const { return automaton.work() + nodes / kNodesAsOne; }
+    [[nodiscard]] bool over_budget() const { return automaton.overflow() || work() > work_end; }
+    /// False where there is nothing left to work with.
+    [[nodiscard]] bool settle(int64_t earned) {
+        credit = std::min(credit + earned, kWorkMax) - static_cast<int64_t>(work() - settled);
+        settled = work();
+        return credit > 0 && !automaton.overflow();
+    }
     void make_room(ConfigId& keep);
 
     std::shared_ptr<const Vocabulary> vocabulary;
@@ -62,6 +75,8 @@ struct Runner::Impl {
     size_t mask_bytes = 0;
     uint64_t era = 1;
     uint64_t work_end = UINT64_MAX;
+    int64_t credit = kWorkMax;
+    uint64_t settled = 0, nodes = 0;
     std::vector<uint32_t> scratch;
     std::vector<TokenId> scratch_ids;  ///< bits set in `scratch`, if it came from ids
     std::vector<ConfigId> path;
@@ -79,6 +94,7 @@ void Runner::Impl::make_room(ConfigId& keep) {
 }
 
 Expected<std::span<const uint32_t>> Runner::Impl::mask_of(ConfigId config) {
+    if (!settle(kWorkEarned)) return fail(ErrorCode::kInvalidArgument, kTooAmbiguous);
     const ConfigId key = automaton.canonical(config);
     auto it = masks.find(key);
     if (it == masks.end()) {
@@ -97,12 +113,13 @@ Expected<std::span<const uint32_t>> Runner::Impl::mask_of(ConfigId config) {
 }
 
 Expected<Runner::Impl::Mask> Runner::Impl::make(ConfigId config) {
-    work_end = automaton.work() + kMaskWorkMax;
+    work_end = work() + static_cast<uint64_t>(credit);
     Mask mask;
     mask.words.assign(vocabulary->words(), 0);
     walk(vocabulary->rest(), config, mask.words);
     if (!over_budget()) add_plain(config, mask.words);
-    if (over_budget()) return fail(ErrorCode::kInvalidArgument, "the constraint is too ambiguous to be followed");
+    const bool over = over_budget();
+    if (!settle(0) || over) return fail(ErrorCode::kInvalidArgument, kTooAmbiguous);
     size_t count = 0;
     for (const uint32_t w : mask.words) count += static_cast<size_t>(std::popcount(w));
     if (count > kFewIds) return mask;
@@ -131,7 +148,8 @@ void Runner::Impl::walk(const Vocabulary::Tree& tree, ConfigId from, std::vector
             words[id / 32] |= 1u << (id % 32);
         }
         ++i;
-        if ((i & 0xFF) == 0 && over_budget()) return;
+        ++nodes;
+        if ((nodes & 0xFF) == 0 && over_budget()) return;
     }
 }
 
@@ -236,7 +254,7 @@ Expected<void> Matcher::follow(std::span<const uint8_t> bytes) {
     Automaton& automaton = runner_->impl_->automaton;
     config_ = bytes.empty() ? kDead : automaton.next(config_, bytes);
     failed_ = config_ == kDead;
-    if (automaton.overflow()) return fail(ErrorCode::kInvalidArgument, "the constraint is too ambiguous to be followed");
+    if (automaton.overflow()) return fail(ErrorCode::kInvalidArgument, kTooAmbiguous);
     return {};
 }
 

@@ -2,9 +2,11 @@
 ///   {"kind": 2, "text": "…", "samples": 5, "seed": 1, "tokens": 400, "text_only": …}
 /// gives {"error": "…"} or {"compile_ms": …, "bytes": …, "texts": [[text, ended], …], "cold_us": […], "warm_us": […]}: texts of
 /// random walks over the allowed tokens, which lean towards the end the longer they get.
-/// usage: baton-grammar-tool [MODEL_PATH]   (without a model: single bytes and some common tokens)
+/// usage: baton-grammar-tool [MODEL_PATH | tokenizer.json VOCAB]   (without: single bytes and some common tokens)
 #include <chrono>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -29,21 +31,35 @@ std::shared_ptr<const grammar::Vocabulary> small_vocabulary() {
     return grammar::Vocabulary::make(tokens, static_cast<uint32_t>(tokens.size()));
 }
 
-std::shared_ptr<const grammar::Vocabulary> model_vocabulary(const char* path) {
-    auto info = model::inspect_model(path);
-    if (!info) {
-        std::cerr << info.error().message << "\n";
-        std::exit(1);
-    }
+[[noreturn]] void give_up(const Error& error) {
+    std::cerr << error.message << "\n";
+    std::exit(1);
+}
+
+std::shared_ptr<const grammar::Vocabulary> vocabulary_of(const text::Tokenizer& tokenizer, uint32_t size) {
     const auto begin = Clock::now();
-    std::vector<grammar::Vocabulary::Token> tokens(info->tokenizer->vocab_size());
+    std::vector<grammar::Vocabulary::Token> tokens(tokenizer.vocab_size());
     for (size_t i = 0; i < tokens.size(); ++i) {
         const auto id = static_cast<TokenId>(i);
-        tokens[i] = {info->tokenizer->token_bytes(id), info->tokenizer->is_special(id)};
+        tokens[i] = {tokenizer.token_bytes(id), tokenizer.is_special(id)};
     }
-    auto made = grammar::Vocabulary::make(tokens, info->shape.vocab);
+    auto made = grammar::Vocabulary::make(tokens, size);
     std::cerr << "vocabulary " << made->size() << ", " << us_since(begin) / 1e3 << " ms, " << made->memory() << " bytes\n";
     return made;
+}
+
+std::shared_ptr<const grammar::Vocabulary> load_vocabulary(const std::vector<std::string>& args) {
+    if (args.empty()) return small_vocabulary();
+    if (args.size() > 1) {
+        std::ifstream in(args[0], std::ios::binary);
+        const std::string text{std::istreambuf_iterator<char>(in), {}};
+        const auto tokenizer = text::Tokenizer::from_json(text);
+        if (!tokenizer) give_up(tokenizer.error());
+        return vocabulary_of(**tokenizer, static_cast<uint32_t>(std::stoul(args[1])));
+    }
+    const auto info = model::inspect_model(args[0]);
+    if (!info) give_up(info.error());
+    return vocabulary_of(*info->tokenizer, info->shape.vocab);
 }
 
 /// One random text; what each mask took is added to `us`.
@@ -117,7 +133,7 @@ json answer(const json& request, const std::shared_ptr<const grammar::Vocabulary
 }  // namespace
 
 int main(int argc, char** argv) {
-    const auto vocabulary = argc > 1 ? model_vocabulary(argv[1]) : small_vocabulary();
+    const auto vocabulary = load_vocabulary({argv + 1, argv + argc});
     for (std::string line; std::getline(std::cin, line);)
         std::cout << answer(json::parse(line), vocabulary).dump(-1, ' ', false, json::error_handler_t::replace) << std::endl;
     return 0;
