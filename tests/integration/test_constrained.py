@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import re
+import signal
 
 import httpx
 import jsonschema
@@ -137,3 +138,41 @@ def test_constraints_beside_free_answers(server):
         for f in bound:
             jsonschema.validate(json.loads(text(f.result())), CALL)
     assert beside == alone
+
+
+def test_a_decode_replica_killed_in_the_middle_changes_nothing():
+    """Another replica takes the sequence over and stands where the emitted ids say."""
+    schema = {"type": "object", "properties": {"words": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 9, "pattern": "^[a-z]{3,9}$"}, "minItems": 24, "maxItems": 30}, "ok": {"type": "boolean"}}, "required": ["words", "ok"], "additionalProperties": False}
+    fields = {"max_tokens": 400, "temperature": 1.0, "seed": 3, "guided_json": schema}
+    with Server() as s:
+        s.launch("1p2d")
+        want = text(s.complete("Words: ", **fields))
+        jsonschema.validate(json.loads(want), schema)
+        killed, got = [], ""
+        for i, chunk in enumerate(s.stream("Words: ", **fields)):
+            if chunk["choices"]:
+                got += chunk["choices"][0]["text"]
+            if i == 12:
+                busy = [row["pid"] for row in s.replicas() if row["role"] == "decode" and row["running"] > 0]
+                for pid in busy:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+        assert killed
+        assert got == want
+
+
+def test_preempted_sequences_go_on_where_they_were():
+    """So little room for KV that sequences lose theirs again and again."""
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99999}, "minItems": 40, "maxItems": 50}
+    with Server() as s:
+        s.launch("hybrid", max_model_len=512, kv_cache_bytes=24 << 20, max_num_seqs=12)
+
+        def one(i):
+            return text(s.complete(f"Numbers {i}: ", max_tokens=400, temperature=1.0, seed=i, guided_json=schema))
+
+        alone = [one(i) for i in range(6)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            beside = list(pool.map(one, range(6)))
+        assert beside == alone
+        for answer in alone:
+            jsonschema.validate(json.loads(answer), schema)
