@@ -48,8 +48,9 @@ class Bpe {
     /// A vocabulary of SentencePiece's kind, which has no list of merges: any two neighbours that
     /// together are a token merge, the highest of `scores` first, then the leftmost. `barred` as
     /// above. Characters that are no token become <0xHH> tokens or `options.unk_token`.
-    static Expected<Bpe> build_scored(std::vector<std::string> tokens, std::span<const float> scores,
-                                      Options options, const std::unordered_set<TokenId>& barred);
+    static Expected<Bpe> build_scored(std::vector<std::string> tokens,
+                                      std::span<const float> scores, Options options,
+                                      const std::unordered_set<TokenId>& barred);
 
     /// Appends the ids of `piece`. O(n log n).
     void encode(std::string_view piece, std::vector<TokenId>& out) const;
@@ -123,9 +124,10 @@ class Bpe {
     std::unordered_map<std::string_view, TokenId> ids_;  // views into tokens_
     std::unordered_set<TokenId> barred_;
     MergeTable merges_;
-    std::vector<uint32_t> ranks_;  ///< build_scored: of each token, UINT32_MAX for one that never merges
-    size_t token_bytes_max_ = 0;   ///< build_scored: of those that merge
-    bool cut_at_spaces_ = false;   ///< no token goes on behind a "▁" that follows another character
+    std::vector<uint32_t>
+        ranks_;  ///< build_scored: of each token, UINT32_MAX for one that never merges
+    size_t token_bytes_max_ = 0;  ///< build_scored: of those that merge
+    bool cut_at_spaces_ = false;  ///< no token goes on behind a "▁" that follows another character
     WholeTokens whole_;
     std::array<TokenId, 256> byte_ids_{};
     std::array<TokenId, 256> byte_tokens_{};  // <0x00>..<0xFF>

@@ -9,7 +9,7 @@ namespace baton::text {
 /// What a pre-tokenizer name of a GGUF file (`tokenizer.ggml.pre`) stands for: GGUF has no other
 /// trace of tokenizer.json's components.
 struct GgufFamily {
-    std::string_view names;  ///< each between two spaces
+    std::string_view names;                      ///< each between two spaces
     std::span<const std::string_view> patterns;  ///< splits in their order, each match alone
     bool nfc = false;
     bool ignore_merges = false;

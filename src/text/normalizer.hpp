@@ -21,7 +21,8 @@ class Normalizer {
         NormalForm form = NormalForm::kNfc;
         std::string from;
         std::string to;
-        std::shared_ptr<const SplitScanner> pattern;  ///< kReplace: what is replaced, where not `from`
+        std::shared_ptr<const SplitScanner>
+            pattern;  ///< kReplace: what is replaced, where not `from`
         bool left = false;
         bool right = false;
     };

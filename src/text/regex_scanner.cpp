@@ -141,11 +141,10 @@ Expected<std::shared_ptr<const SplitScanner>> pcre_scanner(const std::string& pa
     int error = 0;
     PCRE2_SIZE offset = 0;
     const std::string spelled = spell_out_space(pattern);
-    pcre2_code* code =
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
-                      PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_MULTILINE |
-                          PCRE2_NEVER_BACKSLASH_C,
-                      &error, &offset, nullptr);
+    pcre2_code* code = pcre2_compile(
+        reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
+        PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
+        &offset, nullptr);
     if (code == nullptr) {
         std::array<PCRE2_UCHAR, 256> message{};
         pcre2_get_error_message(error, message.data(), message.size());

@@ -32,9 +32,7 @@ class TokenDecoder {
     /// True where each byte that is part of no character becomes a U+FFFD of its own.
     [[nodiscard]] bool replaces_single_bytes() const { return byte_fallback_; }
     /// True where one space at the very start of a decoded text is dropped (SentencePiece style).
-    [[nodiscard]] bool strips_leading_space() const {
-        return strip_ || !first_drops_.empty();
-    }
+    [[nodiscard]] bool strips_leading_space() const { return strip_ || !first_drops_.empty(); }
 
   private:
     Expected<void> add(const JsonValue& config, int depth);

@@ -44,7 +44,8 @@ struct Vocabulary {
 };
 
 TEST(ScoredBpe, TheHighestScoreMergesFirstThenTheLeftmost) {
-    const Vocabulary v({{"▁", -1}, {"a", -2}, {"b", -3}, {"ab", -9}, {"ba", -8}, {"aa", -7}, {"bab", -6}});
+    const Vocabulary v(
+        {{"▁", -1}, {"a", -2}, {"b", -3}, {"ab", -9}, {"ba", -8}, {"aa", -7}, {"bab", -6}});
     const auto t = v.load();
     const auto id = [&](const char* s) { return v.ids.at(s); };
     EXPECT_EQ(t->encode("ab", true, false), (Ids{id("▁"), id("ab")}));
@@ -67,14 +68,12 @@ TEST(ScoredBpe, TextBecomesNoControlAndNoByteToken) {
     for (const char* part : {"<s", "<0", "<0x", "<0x0", "<0x0A"}) scored.emplace_back(part, -1.0F);
     const Vocabulary v(scored);
     const auto t = v.load();
-    EXPECT_EQ(t->encode("<s>", false, false),
-              (Ids{v.ids.at("▁"), v.ids.at("<s"), v.ids.at(">")}));
+    EXPECT_EQ(t->encode("<s>", false, false), (Ids{v.ids.at("▁"), v.ids.at("<s"), v.ids.at(">")}));
     EXPECT_EQ(t->encode("<0x0A>", true, false),
               (Ids{v.ids.at("▁"), v.ids.at("<0x0A"), v.ids.at(">")}));
     EXPECT_EQ(t->encode("<s>", true, false), (Ids{1}));
     const std::vector<Segment> segments{{"<s>", false}, {"<s>", true}};
-    EXPECT_EQ(t->encode_segments(segments),
-              (Ids{1, v.ids.at("▁"), v.ids.at("<s"), v.ids.at(">")}));
+    EXPECT_EQ(t->encode_segments(segments), (Ids{1, v.ids.at("▁"), v.ids.at("<s"), v.ids.at(">")}));
 }
 
 TEST(ScoredBpe, EndsAndSpacesAsTheFileSays) {
@@ -102,7 +101,8 @@ Ids slow(const Vocabulary& v, const std::string& spelled) {
         float score = -std::numeric_limits<float>::infinity();
         for (size_t i = 0; i + 1 < parts.size(); ++i) {
             const auto it = v.ids.find(parts[i] + parts[i + 1]);
-            if (it == v.ids.end() || v.fields.token_type[static_cast<size_t>(it->second)] != 1) continue;
+            if (it == v.ids.end() || v.fields.token_type[static_cast<size_t>(it->second)] != 1)
+                continue;
             const float s = v.fields.scores[static_cast<size_t>(it->second)];
             if (best == parts.size() || s > score) {
                 best = i;
@@ -131,7 +131,8 @@ TEST(ScoredBpe, EqualsTheRuleOnRandomVocabulariesAndTexts) {
         for (int i = 0; i < 12; ++i) {
             std::string token;
             for (uint32_t n = 2 + next(3); n > 0; --n) token += letters[next(3)];
-            const bool known = std::any_of(scored.begin(), scored.end(), [&](const auto& s) { return s.first == token; });
+            const bool known = std::any_of(scored.begin(), scored.end(),
+                                           [&](const auto& s) { return s.first == token; });
             if (!known) scored.emplace_back(token, -static_cast<float>(next(6)));
         }
         const Vocabulary v(scored);

@@ -362,11 +362,11 @@ TEST(Tokenizer, HostileFilesAreRefused) {
                 r["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {bytes, bytes}}};
             }),
             "ByteLevel after ByteLevel");
-    refused(changed([](json& r) {
-                r["normalizer"] = {
-                    {"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}};
-            }),
-            "does not compile");
+    refused(
+        changed([](json& r) {
+            r["normalizer"] = {{"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}};
+        }),
+        "does not compile");
     refused(changed([](json& r) { r["decoder"] = {{"type", "WordPiece"}}; }), "'WordPiece'");
     refused(changed([](json& r) {
                 r["post_processor"] = {{"type", "BertProcessing"}};
@@ -412,12 +412,21 @@ TEST(Tokenizer, HostileFilesAreRefused) {
 TEST(Tokenizer, StepsAfterByteLevelSeeTheSpellingOfBytes) {
     json root = byte_level({{"\xC3", "\xB2"}, {"1", "2"}});
     const auto bytes = root["pre_tokenizer"];
-    EXPECT_EQ(load(root)->encode("\u00F2" "12", true, false), (Ids{256, 257}));
-    root["pre_tokenizer"] = {{"type", "Sequence"},
-                             {"pretokenizers", {bytes, {{"type", "Digits"}, {"individual_digits", false}}}}};
+    EXPECT_EQ(load(root)->encode("\u00F2"
+                                 "12",
+                                 true, false),
+              (Ids{256, 257}));
+    root["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers", {bytes, {{"type", "Digits"}, {"individual_digits", false}}}}};
     // The byte 0xB2 is spelled as a superscript two, which is a number.
-    EXPECT_EQ(load(root)->encode("\u00F2" "12", true, false), (Ids{0xC3, 0xB2, 257}));
-    EXPECT_EQ(load(root)->decode(Ids{0xC3, 0xB2, 257}, false), "\u00F2" "12");
+    EXPECT_EQ(load(root)->encode("\u00F2"
+                                 "12",
+                                 true, false),
+              (Ids{0xC3, 0xB2, 257}));
+    EXPECT_EQ(load(root)->decode(Ids{0xC3, 0xB2, 257}, false),
+              "\u00F2"
+              "12");
 }
 
 TEST(Tokenizer, ReplacesByPattern) {
@@ -427,8 +436,8 @@ TEST(Tokenizer, ReplacesByPattern) {
 }
 
 TEST(Tokenizer, SingleWordsEndAtWhatIsAlphabetic) {
-    const auto tokenizer = load(byte_level(
-        {}, json::array({added_token(300, "<W>", false, {{"single_word", true}})})));
+    const auto tokenizer = load(
+        byte_level({}, json::array({added_token(300, "<W>", false, {{"single_word", true}})})));
     EXPECT_EQ(tokenizer->encode("<W>+", true, false), (Ids{300, '+'}));
     EXPECT_EQ(tokenizer->encode("<W>\u24D6", true, false).front(), '<');  // a letter in a circle
 }
