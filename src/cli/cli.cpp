@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "baton/base/build_info.hpp"
 #include "cli/options.hpp"
 
 /// Declares every command and its options (options.hpp), then calls what was named.
@@ -203,7 +204,7 @@ std::vector<std::string> rewrite(const CLI::App& app, int argc, char** argv) {
 
 int run(int argc, char** argv) {
     CLI::App app{"baton serves large language models with prefill and decode on separate replicas.", "baton"};
-    app.set_version_flag("--version", "baton " BATON_VERSION);
+    app.set_version_flag("--version", "baton " + build_info().text());
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::simple);
     Options options;

@@ -89,7 +89,7 @@ int run_serve(const ServeOptions& options) {
         return kUsage;
     }
     raise_open_files_limit();
-    return supervisor::run(*settings);
+    return supervisor::run(*settings, [options] { return collect(options); });
 }
 
 int run_config(const ServeOptions& options, bool show) {

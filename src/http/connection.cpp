@@ -239,7 +239,7 @@ bool Connection::on_head() {
     request.started = {request_started_};
     const bool has_body = parser_.chunked() || parser_.content_length() != 0;
     if (!is_preflight(state_->options, request)) {
-        if (auto refusal = check_head(state_->options, state_->keys, request, has_body)) {
+        if (auto refusal = check_head(state_->options, *state_->keys(), request, has_body)) {
             if (refusal->status == 401) ++state_->unauthorized;
             refuse(refusal->status, refusal->message, std::move(refusal->headers));
             return false;

@@ -25,11 +25,10 @@ class Connection;
 /// What all connections of a server share. Any thread.
 struct ServerState {
     ServerState(ServerOptions o, Handler h)
-        : options(std::move(o)), handler(std::move(h)), keys(options) {}
+        : options(std::move(o)), handler(std::move(h)), keys_(std::make_shared<const KeyRing>(options)) {}
 
     const ServerOptions options;
     const Handler handler;
-    const KeyRing keys;
     std::atomic<bool> stopping = false;
     std::atomic<size_t> body_bytes = 0;  ///< of all bodies being read or not yet answered
     std::atomic<uint64_t> requests = 0, protocol_errors = 0, unauthorized = 0, disconnects = 0,
@@ -43,6 +42,20 @@ struct ServerState {
 
     void exchange_started();
     void exchange_finished();
+
+    /// The keys that are good now.
+    [[nodiscard]] std::shared_ptr<const KeyRing> keys() const {
+        const std::lock_guard lock(keys_mutex_);
+        return keys_;
+    }
+    void set_keys(std::shared_ptr<const KeyRing> keys) {
+        const std::lock_guard lock(keys_mutex_);
+        keys_.swap(keys);
+    }
+
+  private:
+    mutable std::mutex keys_mutex_;
+    std::shared_ptr<const KeyRing> keys_;
 };
 
 /// Counts body bytes against ServerOptions::bodies_bytes_max and gives them back at its end.

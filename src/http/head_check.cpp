@@ -37,10 +37,13 @@ bool is_json_type(std::string_view type) {
 }  // namespace
 
 KeyRing::KeyRing(const ServerOptions& options)
+    : KeyRing(options, options.admin_keys, options.inference_keys) {}
+
+KeyRing::KeyRing(const ServerOptions& options, const std::vector<std::string>& admin_keys,
+                 const std::vector<std::string>& inference_keys)
     : authenticate_(options.authenticate), open_paths_(options.open_paths) {
-    for (const std::string& key : options.admin_keys)
-        keys_.push_back({sha256(key), Permissions::all()});
-    for (const std::string& key : options.inference_keys)
+    for (const std::string& key : admin_keys) keys_.push_back({sha256(key), Permissions::all()});
+    for (const std::string& key : inference_keys)
         keys_.push_back({sha256(key), {Access::kList, Access::kInference}});
 }
 

@@ -16,6 +16,9 @@ namespace baton::http {
 class KeyRing {
   public:
     explicit KeyRing(const ServerOptions& options);
+    /// The same options with other keys.
+    KeyRing(const ServerOptions& options, const std::vector<std::string>& admin_keys,
+            const std::vector<std::string>& inference_keys);
     /// What a request's sender may do, or how it is refused.
     [[nodiscard]] KeyAnswer permissions_of(const Request& request) const;
 

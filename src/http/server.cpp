@@ -57,6 +57,11 @@ class ServerOnAsio final : public Server {
     }
     ~ServerOnAsio() override { close(); }
 
+    void set_keys(const std::vector<std::string>& admin_keys,
+                  const std::vector<std::string>& inference_keys) override {
+        state_->set_keys(std::make_shared<const KeyRing>(state_->options, admin_keys, inference_keys));
+    }
+
     Expected<void> open();
     [[nodiscard]] uint16_t port() const override { return endpoint_.port(); }
     [[nodiscard]] std::string address() const override;

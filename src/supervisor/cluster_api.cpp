@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "api_answers.hpp"
+#include "baton/base/build_info.hpp"
 #include "baton/openai/json.hpp"
 #include "model_rows.hpp"
 
@@ -95,7 +96,10 @@ void ClusterApi::add_routes(http::Router& router) {
         for (const auto& [address, w] : services_.workers.all()) most = std::max(most, w.ready.gpus.size());
         answer(*e, most);
     });
-    on_control(router, "GET", "/v1/cluster/version", Access::kAdmin, [](Exchange e) { answer(*e, {{"version", BATON_VERSION}, {"full-revisionid", nullptr}}); });
+    on_control(router, "GET", "/v1/cluster/version", Access::kAdmin, [](Exchange e) { 
+        const BuildInfo& b = build_info();
+        answer(*e, {{"version", b.version}, {"full-revisionid", b.revision.empty() ? Json(nullptr) : Json(b.revision)}, {"build_type", b.type}, {"compiler", b.compiler}});
+    });
     on_control(router, "DELETE", "/v1/clusters", Access::kAdmin, [this](Exchange e) {
         answer(*e, {{"result", true}});
         services_.stop();

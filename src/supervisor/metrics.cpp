@@ -1,5 +1,6 @@
 #include "metrics.hpp"
 
+#include "baton/base/build_info.hpp"
 #include "baton/base/log.hpp"
 #include "exposition.hpp"
 
@@ -59,7 +60,10 @@ void add_deployment(Exposition& x, const Deployment& d) {
 std::string render_metrics(const Deployments& deployments, const Workers& workers, const Auth* auth, int64_t uptime_s) {
     Exposition x;
     add_xinference_metrics(x, deployments, workers, auth, uptime_s);
-    x.add("baton_build_info", "gauge", "1; the version in its label.", {{"version", BATON_VERSION}}, 1);
+    add_gateway_metrics(x, deployments);
+    const BuildInfo& b = build_info();
+    x.add("baton_build_info", "gauge", "1; what this was built from in its labels.",
+          {{"version", std::string(b.version)}, {"revision", std::string(b.revision)}, {"build_type", std::string(b.type)}, {"compiler", std::string(b.compiler)}}, 1);
     x.add("baton_uptime_seconds", "gauge", "Seconds since the supervisor started.", {}, static_cast<double>(uptime_s));
     x.add("baton_workers", "gauge", "Registered workers.", {}, static_cast<double>(workers.all().size()));
     x.add("baton_log_lines_lost_total", "counter", "Log lines that could not be written.", {}, static_cast<double>(log::lost_lines()));

@@ -16,4 +16,7 @@ class Exposition;
 /// The second part: what dashboards made for Xinference read.
 void add_xinference_metrics(Exposition& x, const Deployments& deployments, const Workers& workers, const Auth* auth, int64_t uptime_s);
 
+/// What gateways read, by vLLM's names.
+void add_gateway_metrics(Exposition& x, const Deployments& deployments);
+
 }  // namespace baton::supervisor

@@ -24,6 +24,14 @@ void ServiceReport::start() {
     if (manager_.watchdog_ms() > 0) watch();
 }
 
+void ServiceReport::reloading() {
+    if (ready_ && !stopping_) manager_.reloading();
+}
+
+void ServiceReport::reloaded() {
+    if (ready_ && !stopping_) manager_.ready(services_.summary());
+}
+
 void ServiceReport::stopping(const std::string& why, int64_t ms) {
     if (stopping_) return;
     stopping_ = true;

@@ -25,6 +25,9 @@ class ServiceReport {
 
     /// Begins to look and to tell.
     void start();
+    /// Settings are being read again, until reloaded().
+    void reloading();
+    void reloaded();
     /// The end has begun and takes at most that long. Nothing but signs of life follows.
     void stopping(const std::string& why, int64_t ms);
 

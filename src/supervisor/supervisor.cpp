@@ -47,12 +47,14 @@ constexpr int64_t kAuthWindowMs = 300'000;  ///< in which wrong keys of one addr
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
 class Supervisor {
   public:
-    Supervisor(config::SupervisorSettings settings, ServiceManager manager)
+    Supervisor(config::SupervisorSettings settings, ReadSettings read_again, ServiceManager manager)
         : settings_(std::move(settings)),
+          running_(settings_),
+          read_again_(std::move(read_again)),
           manager_(std::move(manager)),
           text_(std::max(1u, settings_.text_threads)),
           background_(2),
-          signals_(io_, SIGTERM, SIGINT),
+          signals_(io_, SIGTERM, SIGINT, SIGHUP),
           drain_timer_(io_),
           workers_({[this](const std::string& a) { on_worker(a); },
                     [this](const std::string& a) {
@@ -116,7 +118,6 @@ class Supervisor {
         if (!settings_.auth_file.empty()) {
             const Bans::Rule rule{settings_.auth_failures_max, kAuthWindowMs, int64_t{settings_.auth_ban_seconds} * 1000};
             BATON_TRY_ASSIGN(auth_, Auth::load(settings_.auth_file, rule));
-            signals_.add(SIGHUP);
         }
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_});
         cluster_ = std::make_unique<ClusterApi>(ClusterApi::Services{io_, background_, settings_, *deployments_, workers_, auth_.get(), [this] { return advertised_http(settings_, server_->address()); },
@@ -227,15 +228,49 @@ class Supervisor {
             if (ec) return;
             log::info("supervisor.signal", {{"signal", signal}});
             if (signal == SIGHUP) {
-                boost::asio::post(background_, [this] {
-                    if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
-                });
+                reload();
                 return await_signal();
             }
             if (draining_) drain_until_ = steady_now();  // a second signal ends it now
             else begin_stop();
             await_signal();
         });
+    }
+
+    /// SIGHUP: keys, users and the log level are taken over; what else has changed waits for the next start.
+    void reload() {
+        report_->reloading();
+        boost::asio::post(background_, [this] {
+            if (auth_)
+                if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+            Expected<config::SupervisorSettings> now = read_again_ ? read_again_() : Expected<config::SupervisorSettings>(settings_);
+            boost::asio::post(io_, [this, now = std::move(now)] {
+                if (now) take_over(*now);
+                else log::error("settings.reload_failed", {{"reason", now.error().message}});
+                report_->reloaded();
+            });
+        });
+    }
+
+    void take_over(const config::SupervisorSettings& now) {
+        const auto has_keys = [](const config::SupervisorSettings& s) { return !s.api_keys.empty() || !s.inference_api_keys.empty(); };
+        // Whether keys are asked for at all is settled at the start: clients have been told.
+        const bool keys = has_keys(now) == has_keys(running_);
+        std::string taken, waiting;
+        for (const std::string& key : config::changed_settings(running_, now)) {
+            const bool is_key = key == "api_keys" || key == "inference_api_keys";
+            std::string& list = key == "log_level" || (is_key && keys) ? taken : waiting;
+            list += (list.empty() ? "" : ",") + key;
+        }
+        log::Level level = log::Level::kInfo;
+        if (log::parse_level(now.log_level, level)) log::set_level(level);
+        running_.log_level = now.log_level;
+        if (keys) {
+            server_->set_keys(now.api_keys, now.inference_api_keys);
+            running_.api_keys = now.api_keys;
+            running_.inference_api_keys = now.inference_api_keys;
+        }
+        log::info("settings.reloaded", {{"taken", taken}, {"at_the_next_start", waiting}});
     }
 
     /// SIGTERM: no new requests; running ones may finish within the shutdown timeout; then replicas and worker end.
@@ -283,7 +318,9 @@ class Supervisor {
         io_.stop();
     }
 
-    config::SupervisorSettings settings_;
+    const config::SupervisorSettings settings_;
+    config::SupervisorSettings running_;  ///< with what SIGHUP has changed
+    const ReadSettings read_again_;
     ServiceManager manager_;
     std::string run_dir_;
     std::string secret_;
@@ -317,14 +354,14 @@ class Supervisor {
 
 }  // namespace
 
-int run(const config::SupervisorSettings& settings) {
+int run(const config::SupervisorSettings& settings, ReadSettings read_again) {
     ServiceManager manager = ServiceManager::from_environment();  // while there is one thread
     log::Level level = log::Level::kInfo;
     (void)log::parse_level(settings.log_level, level);
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {});
     ::signal(SIGPIPE, SIG_IGN);
     export_hub_settings(settings);
-    Supervisor supervisor(settings, std::move(manager));
+    Supervisor supervisor(settings, std::move(read_again), std::move(manager));
     return supervisor.run();
 }
 

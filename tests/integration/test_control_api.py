@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from harness import UID, Server
+from harness import UID, Server, wait_for
 
 
 def test_every_error_has_both_shapes(pd):
@@ -88,7 +88,7 @@ def test_the_cluster(pd):
     assert pd.http.get("/v1/cluster/auth").json() == {"auth": False}
     assert pd.http.get("/v1/cluster/devices").json() == 0
     version = pd.http.get("/v1/cluster/version").json()
-    assert set(version) == {"version", "full-revisionid"} and re.fullmatch(r"\d+\.\d+\.\d+", version["version"])
+    assert set(version) == {"version", "full-revisionid", "build_type", "compiler"} and re.fullmatch(r"\d+\.\d+\.\d+", version["version"])
     assert not any(v for v in pd.http.get("/v1/cluster/ui_config").json().values())
     plain = pd.http.get("/v1/cluster/info").json()
     assert [n["node_type"] for n in plain] == ["Supervisor", "Worker"] and plain[1]["ip_address"] == worker["work-ip"]
@@ -178,6 +178,21 @@ def test_envs_reach_the_replicas_process(tiny_model):
         r = server.http.post("/v1/models", json={"model_name": "t", "model_uid": "l", "model_engine": "vLLM", "model_path": str(tiny_model), "n_gpu": None,
                                                  "envs": {"LD_PRELOAD": "/x.so"}})
         assert r.status_code == 400 and r.json()["detail"] == "envs must not set LD_PRELOAD"
+
+
+def test_metrics_that_gateways_read(pd):
+    before = {name: pd.metric(f"vllm:{name}") for name in ("prompt_tokens_total", "generation_tokens_total")}
+    usage = pd.complete("Measure me for a gateway", max_tokens=3)["usage"]
+    pd.settled("vllm:prompt_tokens_total", before["prompt_tokens_total"] + usage["prompt_tokens"])
+    pd.settled("vllm:generation_tokens_total", before["generation_tokens_total"] + usage["completion_tokens"])
+    stream = pd.stream("A long one", max_tokens=1500, ignore_eos=True)
+    next(stream)
+    pd.settled("vllm:num_requests_running", 1, model_name=UID, engine="0")
+    wait_for(lambda: pd.metric("vllm:kv_cache_usage_perc") > 0, 5, "blocks are in use")
+    assert pd.metric("vllm:kv_cache_usage_perc") < 1 and pd.metric("vllm:num_requests_waiting") == 0
+    stream.close()
+    pd.settled("vllm:num_requests_running", 0)
+    pd.settled("vllm:kv_cache_usage_perc", 0)
 
 
 def test_replicas_that_were_added_come_back_after_a_restart(tiny_model, tmp_path):

@@ -84,6 +84,8 @@ struct WorkerSettings {
 /// Last checks between fields; fills the default folders and replaces "${cache_dir}" in the model paths of start-up
 /// deployments.
 [[nodiscard]] Expected<void> check(SupervisorSettings& settings);
+/// Keys of the settings that differ, in the order of docs/CONFIG.md.
+[[nodiscard]] std::vector<std::string> changed_settings(const SupervisorSettings& before, const SupervisorSettings& now);
 /// The text of docs/CONFIG.md.
 [[nodiscard]] std::string describe_settings_markdown();
 /// Every setting with its value, as indented JSON; of keys and secrets only how many there are, or whether there is one.

@@ -128,6 +128,9 @@ class Server {
     /// Closes the listener and idle connections; running exchanges go on and their connections
     /// close after them.
     virtual void stop_accepting() = 0;
+    /// Other keys than those of the options, from the next request on. Any thread.
+    virtual void set_keys(const std::vector<std::string>& admin_keys,
+                          const std::vector<std::string>& inference_keys) = 0;
     /// Waits until no exchange is running, at most `timeout_ms`. True when none is. Not from an I/O
     /// thread.
     virtual bool drain(int64_t timeout_ms) = 0;

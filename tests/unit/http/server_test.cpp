@@ -218,6 +218,27 @@ TEST(Server, KeysGuardEverythingButTheOpenList) {
     EXPECT_GE(ended.load(), 1);
 }
 
+TEST(Server, KeysMayChangeWhileItServes) {
+    ServerOptions options;
+    options.admin_keys = {"old"};
+    const auto server = start(
+        [](std::shared_ptr<Exchange> exchange) {
+            exchange->respond(200, std::to_string(exchange->request().permissions.bits));
+        },
+        options);
+    RawSocket client(server->port());
+    const auto status = [&](std::string_view key) {
+        client.send(get("/v1/models", "Authorization: Bearer " + std::string(key) + "\r\n"));
+        return status_of(client.read_answer());
+    };
+    EXPECT_EQ(status("old"), 200);
+    server->set_keys({"new"}, {"user"});
+    EXPECT_EQ(status("old"), 401);
+    EXPECT_EQ(status("new"), 200);
+    EXPECT_EQ(status("user"), 200);
+    EXPECT_EQ(RawSocket(server->port()).send(get("/v1/models")), true) << "and a new connection";
+}
+
 TEST(Server, AHeldTokenIsReleasedWithTheLastByte) {
     Inbox inbox;
     const auto server = start([&](std::shared_ptr<Exchange> exchange) { inbox.put(exchange); });

@@ -1,0 +1,29 @@
+#include <algorithm>
+
+#include "exposition.hpp"
+#include "metrics.hpp"
+
+// What gateways for language models scrape to choose among servers, by the names that vLLM gave it.
+namespace baton::supervisor {
+
+void add_gateway_metrics(Exposition& x, const Deployments& deployments) {
+    for (const auto& [uid, d] : deployments.all()) {
+        if (!d->has_router() || d->state() != DeploymentState::kReady) continue;
+        // A model is one engine here, however many replicas it has; requests name it by its uid.
+        const Exposition::Labels who{{"model_name", uid}, {"engine", "0"}};
+        const pd::RouterStats r = d->router_stats();
+        // What is used of the replicas' KV pools that hold the most: new requests wait there first.
+        double usage = 0;
+        for (const Slot& s : d->slots()) {
+            const double all = static_cast<double>(s.stats.blocks_free) + s.stats.blocks_used + s.stats.blocks_cached + s.stats.blocks_offered;
+            if (s.state == SlotState::kUp && all > 0) usage = std::max(usage, (static_cast<double>(s.stats.blocks_used) + s.stats.blocks_offered) / all);
+        }
+        x.add("vllm:num_requests_running", "gauge", "Sequences that have their first token.", who, r.running);
+        x.add("vllm:num_requests_waiting", "gauge", "Accepted sequences without a token yet.", who, r.waiting);
+        x.add("vllm:kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 0 to 1; of the fullest replica.", who, usage);
+        x.add("vllm:prompt_tokens_total", "counter", "Prompt tokens of answered requests.", who, static_cast<double>(d->prompt_tokens));
+        x.add("vllm:generation_tokens_total", "counter", "Output tokens of answered requests.", who, static_cast<double>(d->completion_tokens));
+    }
+}
+
+}  // namespace baton::supervisor
