@@ -2,7 +2,7 @@
 """What constrained decoding costs. Two parts:
 
   bench_constraints.py masks TOKENIZER_JSON VOCAB   compile time, and time a mask, the first and the second time, of some schemas
-  bench_constraints.py serve MODEL [BATCH]          decode rate of BATCH (16) streams on the CPU with and without a schema, in turns
+  bench_constraints.py serve MODEL [BATCH [TOKENS [ROUNDS]]]   decode rate of BATCH (16) streams on the CPU with and without a schema, in turns
 
 BATON_BINARY and BATON_GRAMMAR_TOOL name the programs (masks needs the package tokenizers, serve needs httpx)."""
 
@@ -43,12 +43,11 @@ def masks(tokenizer_json, vocab):
               f"program {a['bytes'] / 1e3:.0f} kB, remembered {a['own_bytes'] / 1e6:.2f} MB{'' if 'rejected' not in a and a['may_end'] else ' REJECTED'}")
 
 
-def serve(model, batch):
+def serve(model, batch=16, tokens=160, rounds=5):
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../tests/integration"))
     os.environ["BATON_TEST_MODEL"] = model
     from harness import Server
 
-    tokens = 160
     schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2000}, "n": {"type": "integer"}}, "required": ["text", "n"], "additionalProperties": False}
 
     with Server() as server:
@@ -68,7 +67,7 @@ def serve(model, batch):
 
         round_of(True), round_of(False)  # masks and prompts are warm from here on
         ratios = []
-        for _ in range(5):
+        for _ in range(rounds):
             free, bound = round_of(False), round_of(True)
             again = round_of(False)
             ratios.append(bound / ((free + again) / 2))
@@ -82,4 +81,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "masks":
         masks(sys.argv[2], sys.argv[3])
     else:
-        serve(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 16)
+        serve(sys.argv[2], *(int(a) for a in sys.argv[3:6]))

@@ -84,27 +84,36 @@ void adjust(std::span<const float> raw, const wire::Sequence& sequence, SamplerS
     }
 }
 
+/// For each four bits the largest value that four logits may keep.
+constexpr auto kCaps = [] {
+    std::array<std::array<float, 4>, 16> caps{};
+    for (size_t bits = 0; bits < 16; ++bits)
+        for (size_t i = 0; i < 4; ++i) caps[bits][i] = (bits >> i & 1) != 0 ? -kMinusInf : kMinusInf;
+    return caps;
+}();
+
 /// Takes away all tokens whose bit is not set. Where nothing would be left to choose from, the first allowed one is chosen.
+/// Written so that four go at a time.
 void apply_mask(std::span<const uint32_t> mask, std::vector<float>& logits) {
-    size_t first = logits.size();
-    bool any = false;
-    for (size_t w = 0; w < mask.size() && w * 32 < logits.size(); ++w) {
-        const size_t begin = w * 32, n = std::min<size_t>(32, logits.size() - begin);
-        if (mask[w] == 0) {
-            std::fill_n(logits.begin() + static_cast<std::ptrdiff_t>(begin), n, kMinusInf);
-            continue;
-        }
-        for (size_t i = 0; i < n; ++i) {
-            if ((mask[w] >> i & 1) == 0) {
-                logits[begin + i] = kMinusInf;
-                continue;
-            }
-            first = std::min(first, begin + i);
-            any = any || logits[begin + i] > kMinusInf;
-        }
+    const size_t vocab = logits.size(), fours = std::min(mask.size() * 8, vocab / 4);
+    std::array<float, 4> best{kMinusInf, kMinusInf, kMinusInf, kMinusInf};
+    for (size_t q = 0; q < fours; ++q) {
+        const std::array<float, 4>& caps = kCaps[mask[q / 8] >> (q % 8 * 4) & 15];
+        float* l = logits.data() + q * 4;
+        for (size_t i = 0; i < 4; ++i) l[i] = caps[i] < l[i] ? caps[i] : l[i];
+        for (size_t i = 0; i < 4; ++i) best[i] = best[i] < l[i] ? l[i] : best[i];
     }
-    for (size_t i = mask.size() * 32; i < logits.size(); ++i) logits[i] = kMinusInf;
-    if (!any && first < logits.size()) logits[first] = 0.0f;
+    const auto allowed = [&](size_t i) { return i / 32 < mask.size() && (mask[i / 32] >> (i % 32) & 1) != 0; };
+    for (size_t i = fours * 4; i < vocab; ++i) {
+        if (!allowed(i)) logits[i] = kMinusInf;
+        best[0] = std::max(best[0], logits[i]);
+    }
+    if (std::ranges::any_of(best, [](float b) { return b > kMinusInf; })) return;
+    for (size_t i = 0; i < vocab; ++i) {
+        if (!allowed(i)) continue;
+        logits[i] = 0.0f;
+        return;
+    }
 }
 
 /// Collects the candidates whose logit is at least `bar`, lowest id first.
