@@ -209,7 +209,7 @@ def test_a50_no_cross_origin_access_unless_configured(api):
     for method in ("OPTIONS", "GET"):
         r = api.http.request(method, "/v1/models", headers={"Origin": "http://evil", "Access-Control-Request-Method": "POST"})
         assert not [h for h in r.headers if h.startswith("access-control")]
-    with Server(extra=["--cors-origins", "http://good"]) as server:
+    with Server(env={"BATON_CORS_ORIGINS": "http://good"}) as server:
         for origin in ("http://good", "http://evil"):
             r = server.http.options("/v1/models", headers={"Origin": origin, "Access-Control-Request-Method": "GET"})
             assert r.headers.get("access-control-allow-origin") == ("http://good" if origin == "http://good" else None)
@@ -218,7 +218,7 @@ def test_a50_no_cross_origin_access_unless_configured(api):
 
 @pytest.mark.parametrize("topology", ["hybrid", "1p1d"])
 def test_a51_health_and_readiness(topology):
-    with Server() as server:
+    with Server(env={"BATON_SHUTDOWN_TIMEOUT_MS": "120000"}) as server:
         server.launch(topology, wait=False)
         while (r := server.http.get("/ready")).status_code == 503:  # loading
             assert server.http.get("/health").status_code == 200 and r.text

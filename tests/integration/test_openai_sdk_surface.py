@@ -37,13 +37,11 @@ def test_tools_streamed_through_the_sdks_accumulator(client):
     assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == {"location": "Paris"}
 
 
-def test_pydantic_tools(client):
-    class weather(pydantic.BaseModel):
-        location: str
-
-    tool = openai.pydantic_function_tool(weather)
-    final = client.chat.completions.parse(**SPEAKER, messages=ASK, tools=[tool]).choices[0].message
-    assert final.tool_calls[0].function.parsed_arguments == weather(location="Paris")
+def test_strict_tools_are_parsed(client):
+    function = WEATHER["function"]
+    strict = {**function, "strict": True, "parameters": {**function["parameters"], "additionalProperties": False}}
+    final = client.chat.completions.parse(**SPEAKER, messages=ASK, tools=[{"type": "function", "function": strict}]).choices[0].message
+    assert final.tool_calls[0].function.parsed_arguments == {"location": "Paris"}
 
 
 class Person(pydantic.BaseModel):
