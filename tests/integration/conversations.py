@@ -148,6 +148,8 @@ def conversation(r):
     return context
 
 
-def conversations(seed, count):
+def conversations(seed):
+    """Without end, the same for the same seed."""
     r = random.Random(seed)
-    return [conversation(r) for _ in range(count)]
+    while True:
+        yield conversation(r)

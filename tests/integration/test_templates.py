@@ -1,5 +1,6 @@
 """Chat templates equal jinja2 as Hugging Face sets it up: shared cases, and every template that llama.cpp and Xinference carry."""
 import datetime
+import itertools
 import json
 import os
 import resource
@@ -122,7 +123,10 @@ def test_real_templates(tool, source):
             bad.append(f"{name}: {answer['error']}")
             continue
         before = kinds["ok"]
-        for i, context in enumerate(conversations(f"{SEED} {name}", count)):
+        # Some want what few conversations have: more are made until one can be rendered.
+        for i, context in enumerate(itertools.islice(conversations(f"{SEED} {name}"), 500)):
+            if i >= count and kinds["ok"] > before:
+                break
             for attempt in range(2):  # midnight may pass between two clocks
                 expected = truth(compiled, context)
                 got, _ = ours(tool, context)
@@ -141,7 +145,7 @@ def test_real_templates(tool, source):
           f"{kinds['err']} errors; without one text: {silent}")
     bad = [b for b in bad if b.split(":")[0].split(" #")[0] not in UNRENDERED]
     assert not bad, f"{len(bad)} differences\n" + "\n".join(bad[:200])
-    assert kinds["ok"] >= len(templates) * count / 2, "most conversations are to be rendered"
+    assert kinds["ok"] >= sum(kinds.values()) / 2, "most conversations are to be rendered"
     assert not silent
 
 

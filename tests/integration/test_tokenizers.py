@@ -403,7 +403,9 @@ def test_gguf_hugging_face(tool, name):
     got = tool.ask("encode", texts=texts)["ids"]
     bad = [("ids", t, e, g) for t, e, g in zip(texts, expected, got) if e != g]
     byte_tokens = name == "gemma-4"
-    picked = [ids for ids in expected if not (byte_tokens and runs_of_bytes([reference.id_to_token(i) for i in ids]))]
+    # An added token spelled "þ", a character that stands for a byte elsewhere: its own text here, half a character there.
+    halves = {i for i in reference.get_added_tokens_decoder() if "\ufffd" in reference.decode([i], skip_special_tokens=False)}
+    picked = [ids for ids in expected if not (byte_tokens and runs_of_bytes([reference.id_to_token(i) for i in ids])) and not halves & set(ids)]
     decoded = tool.ask("decode", ids=picked)
     bad += [("decoded", i, e, g) for i, e, g in zip(picked, reference.decode_batch(picked, skip_special_tokens=False), decoded["texts"]) if e != g]
     print(f"{name}: {len(texts)} strings, seed {SEED}: {len(bad)} differences")
