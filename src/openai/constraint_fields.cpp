@@ -60,6 +60,13 @@ constexpr std::array<Field, 5> kFields{{{"guided_json", "json", ConstraintKind::
                                         {"guided_grammar", "grammar", ConstraintKind::kGrammar},
                                         {"guided_json_object", "json_object", ConstraintKind::kJsonObject}}};
 
+/// A field that asks for something: "" and false do not.
+const Json* set_field(const Json& object, const char* name) {
+    const Json* value = find(object, name);
+    if (value == nullptr || (value->is_string() && value->get_ref<const std::string&>().empty()) || *value == false) return nullptr;
+    return value;
+}
+
 }  // namespace
 
 Expected<Constraint> read_constraint(const Json& body) {
@@ -73,16 +80,23 @@ Expected<Constraint> read_constraint(const Json& body) {
         field = name;
         return {};
     };
-    if (const Json* format = find(body, "response_format")) BATON_TRY(take(read_response_format(*format), "response_format"));
-    for (const Field& f : kFields)
-        if (const Json* value = find(body, f.name)) BATON_TRY(take(read_guided(*value, f.kind, f.name), f.name));
-    if (const Json* outputs = find(body, "structured_outputs")) {
+    const auto read_from = [&](const Json& object) -> Expected<void> {
+        if (const Json* format = find(object, "response_format")) BATON_TRY(take(read_response_format(*format), "response_format"));
+        for (const Field& f : kFields)
+            if (const Json* value = set_field(object, f.name)) BATON_TRY(take(read_guided(*value, f.kind, f.name), f.name));
+        const Json* outputs = set_field(object, "structured_outputs");
+        if (outputs == nullptr) return {};
         if (!outputs->is_object()) return bad_field("structured_outputs must be an object", "structured_outputs");
         if (find(*outputs, "structural_tag") != nullptr)
             return fail(ErrorCode::kUnsupported, "structural_tag is not supported", "structured_outputs");
         for (const Field& f : kFields)
-            if (const Json* value = find(*outputs, f.nested)) BATON_TRY(take(read_guided(*value, f.kind, "structured_outputs"), "structured_outputs"));
-    }
+            if (const Json* value = set_field(*outputs, f.nested))
+                BATON_TRY(take(read_guided(*value, f.kind, "structured_outputs"), "structured_outputs"));
+        return {};
+    };
+    BATON_TRY(read_from(body));
+    // What a client library puts beside the fields it knows, where it was sent as it is.
+    if (const Json* extra = find(body, "extra_body"); extra != nullptr && extra->is_object()) BATON_TRY(read_from(*extra));
     if (found.kind == ConstraintKind::kNone) return found;
     if (auto compiles = grammar::check(found); !compiles) return fail(compiles.error().code, field + ": " + compiles.error().message, field);
     return found;

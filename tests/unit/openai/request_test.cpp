@@ -108,14 +108,29 @@ std::vector<Row> shared_rows() {
         {"{\"type\":\"sound\"}", "{\"type\":\"json_schema\"}",
          "{\"type\":\"json_schema\",\"json_schema\":123}",
          "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":123}}", "{}", "5", "{\"type\":5}",
-         "{\"type\":\"json_object\"}",
-         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}"},
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"not\":{}}}}"},
         false);
-    add("response_format", {"{\"type\":\"text\"}", "null"}, true);
+    add("response_format",
+        {"{\"type\":\"text\"}", "null", "{\"type\":\"json_object\"}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}"},
+        true);
     add("request_id", {"\"\"", "5", "\"a\\u0000b\"", "\"é\"", "\"a\\nb\""}, false);
     add("request_id", {"\"r-1\"", "null"}, true);
-    add("guided_json", {"{}", "\"x\""}, false);
-    add("guided_regex", {"\"x\""}, false);
+    add("guided_json", {"5", "\"x\"", "{\"type\":\"array\",\"uniqueItems\":true}", "[]"}, false);
+    add("guided_json", {"{}", "{\"type\":\"integer\"}", "\"{}\"", "null"}, true);
+    add("guided_regex", {"\"(\"", "\"(?=a)\"", "5"}, false);
+    add("guided_regex", {"\"x\""}, true);
+    add("guided_choice", {"[]", "[1]", "\"x\""}, false);
+    add("guided_choice", {"[\"a\",\"b\"]"}, true);
+    add("guided_grammar", {"\"root ::= x\"", "{}"}, false);
+    add("guided_grammar", {"\"root ::= [a-z]+\""}, true);
+    add("guided_json_object", {"\"x\"", "1"}, false);
+    add("guided_json_object", {"true", "false"}, true);
+    add("structured_outputs", {"5", "{\"json\":5}", "{\"structural_tag\":{}}"}, false);
+    add("structured_outputs", {"{\"json\":{}}", "{\"choice\":[\"a\"]}", "{}"}, true);
+    rows.push_back({R"("guided_regex":"x","guided_json":{})", "guided_regex"});
+    rows.push_back({R"("guided_regex":"x","ignore_eos":true)", "ignore_eos"});
+    rows.push_back({R"("guided_regex":"x","min_tokens":2)", "min_tokens"});
     add("prompt_embeds", {"\"x\"", "[]"}, false);
     add("cache_salt", {"\"x\""}, false);
     add("suffix", {"\"x\""}, false);
@@ -137,7 +152,8 @@ std::vector<Row> shared_rows() {
     rows.push_back(
         {R"("user":"u","metadata":{"a":[1]},"store":true,"service_tier":"x","verbosity":"low","foo":1)",
          ""});
-    rows.push_back({R"("extra_body":{"guided_json":{}})", "guided_json"});
+    rows.push_back({R"("extra_body":{"guided_json":5})", "guided_json"});
+    rows.push_back({R"("extra_body":{"lora_name":"x"})", "lora_name"});
     rows.push_back({R"("extra_body":5)", "extra_body"});
     rows.push_back({R"("stop":")" + std::string(257, 'x') + "\"", "stop"});
     rows.push_back({R"("stop":")" + std::string(256, 'x') + "\"", ""});
