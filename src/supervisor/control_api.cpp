@@ -6,6 +6,7 @@
 #include "api_answers.hpp"
 #include "baton/openai/error.hpp"
 #include "baton/openai/json.hpp"
+#include "baton/openai/tools.hpp"
 #include "model_rows.hpp"
 
 namespace baton::supervisor {
@@ -79,6 +80,8 @@ void ControlApi::launch(const Exchange& exchange, const std::string& body) {
     if (auto ok = openai::check_json_object(body); !ok) return respond_error(*exchange, ok.error());
     auto request = config::parse_launch(body, services_.settings.local_worker);
     if (!request) return respond_error(*exchange, request.error());
+    if (!request->tool_call_parser.empty() && !openai::tool_format_by_name(request->tool_call_parser))
+        return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "tool_call_parser must be hermes, llama3_json, mistral or none, got " + openai::echo_input(request->tool_call_parser), "tool_call_parser"});
     auto answered = std::make_shared<bool>(false);
     std::function<void(const std::string&)> accepted;
     // Keywords that mean nothing here are no error, but whoever mistyped one should see it.

@@ -50,6 +50,7 @@ CASES = [
     ("6 gpu_idx item", {"replica_config": first(W, gpu_idx=[True])}, 400, "Invalid replica_config: gpu_idx must contain only integers"),
     ("6 gpu_idx twice", {"replica_config": first(W, gpu_idx=[0, 0])}, 400, "Invalid replica_config: gpu_idx must not contain duplicate indexes"),
     ("name", {"model_name": ""}, 400, "Invalid input. Please specify the `model_name` field."),
+    ("tool parser", {"tool_call_parser": "nobody's"}, 400, "tool_call_parser must be hermes, llama3_json, mistral or none, got nobody's"),
     ("engine", {"model_engine": None}, 400, "Invalid input. Please specify the `model_engine` field."),
     ("7", {"n_worker": 0}, 400, "n_worker must be a positive integer."),
     ("7 bool", {"n_worker": True}, 400, "n_worker must be a positive integer."),
