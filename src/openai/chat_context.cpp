@@ -48,6 +48,16 @@ std::string with_argument_objects(const std::string& messages_json) {
     return dump(*messages);
 }
 
+/// Contents that are null as empty texts: most templates put them together with strings. Inside a
+/// string of JSON the quotes would be escaped.
+std::string without_null_contents(std::string messages_json) {
+    constexpr std::string_view kNull = "\"content\":null";
+    for (size_t at = messages_json.find(kNull); at != std::string::npos;
+         at = messages_json.find(kNull, at + 1))
+        messages_json.replace(at, kNull.size(), "\"content\":\"\"");
+    return messages_json;
+}
+
 std::string_view trim_end(std::string_view text) {
     const size_t end = text.find_last_not_of(" \t\r\n");
     return end == std::string_view::npos ? std::string_view() : text.substr(0, end + 1);
@@ -64,6 +74,10 @@ TemplateInfo inspect_template(std::string_view source, std::string bos_token,
     info.has_think = source.find(kThink) != std::string_view::npos ||
                      source.find("</think>") != std::string_view::npos;
     info.tool_format = tool_format_of_template(source);
+    for (const std::string_view question :
+         {"content is none", "content is not none", "content'] is none", "content'] is not none",
+          "content\"] is none", "content\"] is not none"})
+        info.null_content = info.null_content || source.find(question) != std::string_view::npos;
     return info;
 }
 
@@ -81,8 +95,10 @@ void set_parsers(TemplateInfo& info, std::string_view tool_parser,
 std::string template_context(const ChatRequest& request, const TemplateInfo& info) {
     const bool convert =
         info.argument_objects && request.messages_json.find("\"tool_calls\"") != std::string::npos;
-    std::string out = "{\"messages\":";
-    out.append(convert ? with_argument_objects(request.messages_json) : request.messages_json);
+    std::string messages =
+        convert ? with_argument_objects(request.messages_json) : request.messages_json;
+    if (!info.null_content) messages = without_null_contents(std::move(messages));
+    std::string out = "{\"messages\":" + messages;
     if (!request.tools_json.empty()) out.append(",\"tools\":").append(request.tools_json);
     out.append(",\"add_generation_prompt\":")
         .append(request.add_generation_prompt ? "true" : "false");

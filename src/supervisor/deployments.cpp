@@ -186,6 +186,8 @@ Deployment::Done Deployments::when_launched(const std::shared_ptr<Deployment>& d
         if (!deployment->request().tool_call_parser.empty()) served->style.tool_parser = deployment->request().tool_call_parser;
         served->style.reasoning_parser = deployment->request().reasoning_parser;
         served->templates = openai::inspect_template(served->info.chat_template_source, served->info.bos_token, served->info.eos_token);
+        const registry::Style& style = served->style;
+        openai::set_parsers(served->templates, style.tool_parser, style.reasoning_parser, style.reasoning_start, style.reasoning_end);
         openai::ModelLimits& l = served->limits;
         l.vocab_size = served->info.shape.vocab;
         l.context_tokens = deployment->context_length();

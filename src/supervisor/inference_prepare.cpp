@@ -68,6 +68,7 @@ void InferenceApi::prepare_chat(PreparedRequest prepared, std::string_view body)
     auto model = model_of(request->model, exchange);
     if (!model) return;
     prepared.model = std::move(*model);
+    if (request->options.stop.empty()) request->options.stop = prepared.model->style.stop;  // the family's
     auto prompt = chat_prompt(*prepared.model, *request);
     if (!prompt) return respond_error(exchange, prompt.error());
     openai::ResponseOptions& response = prepared.response;

@@ -22,6 +22,8 @@ struct TemplateInfo {
     std::string eos_token;
     bool argument_objects = false;  ///< tool call arguments are parsed before rendering
     bool has_think = false;  ///< the template speaks of <think>, or the model's tags are given
+    bool null_content =
+        false;  ///< the template asks whether a content is none; else such a content is ""
     ReasoningTags tags = {};
     ToolFormat tool_format = ToolFormat::kHermes;
 };
