@@ -23,6 +23,7 @@ using sampling::Row;
 constexpr float kTemperatureMin = 1e-5f;  // greedy below, as on the CPU
 constexpr uint32_t kStaged = 8;  // rows of counts that one step can rebuild without waiting
 constexpr uint32_t kBuffers = 2;
+constexpr float kForbidden = -9999.0f;  ///< logprob of a token that a mask took away
 
 bool has_penalties(const wire::Sampling& s) {
     return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f ||
@@ -51,6 +52,7 @@ struct Step {
     PinnedBuffer upload, counts;
     std::vector<Held> held;       ///< of each row of `upload`
     std::vector<int32_t> wanted;  ///< of each row described: top_logprobs
+    std::vector<bool> masked;     ///< of each row, where some have masks
     uint32_t number = UINT32_MAX;  ///< of the step described last
     bool plain = false;            ///< all its rows are (Held::plain)
     bool whole = false;            ///< some row is neither greedy nor a draw from all
@@ -194,9 +196,7 @@ Expected<void> DeviceSampler::allot() {
     BATON_CUDA_TRY(cudaMemset(work_.data(), 0, work_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(counts_.data(), 0, counts_.size()), "clearing the sampler's memory");
     BATON_CUDA_TRY(cudaMemset(last_.data(), 0, last_.size()), "clearing the sampler's memory");
-    // Loaded now: while it waits for a mask, nothing may have to be loaded. It finds no rows yet.
-    args_.logits = nullptr;
-    BATON_CUDA_TRY(sampling::launch_masks({nullptr, false}, args_, 1), "loading the sampler's kernels");
+    BATON_CUDA_TRY(sampling::load_kernels(), "loading the sampler's kernels");
     BATON_CUDA_TRY(cudaDeviceSynchronize(), "clearing the sampler's memory");
     return {};
 }
@@ -348,6 +348,7 @@ Expected<void> DeviceSampler::describe(cudaStream_t stream, uint32_t step_number
     auto* out = reinterpret_cast<Row*>(step.upload.data() + sampling::kRowsAt);
     uint32_t edits = 0, staged = 0;
     step.wanted.clear();
+    if (!step.masked.empty()) step.masked.clear();
     step.number = step_number;
     step.plain = true;
     step.whole = false;
@@ -377,6 +378,7 @@ bool DeviceSampler::follow(uint32_t step_number) {
     if (before.number != step_number - 1 || !before.plain) return false;
     Step& step = steps_[step_number % kBuffers];
     step.wanted = before.wanted;
+    if (!step.masked.empty()) step.masked.clear();
     step.number = step_number;
     step.plain = true;
     step.whole = before.whole;
@@ -411,6 +413,7 @@ cudaError_t DeviceSampler::wait_for_masks(const Launch& launch, float* logits, u
 }
 
 void DeviceSampler::expect_masks(uint32_t step, const std::vector<bool>& masked) {
+    steps_[step % kBuffers].masked = masked;
     auto* words = mask_words_.as<uint64_t>() + size_t{step % kBuffers} * rows_max_;
     for (size_t row = 0; row < masked.size() && row < rows_max_; ++row)
         if (!masked[row]) std::atomic_ref(words[row]).store(sampling::mask_word(step, false), std::memory_order_release);
@@ -447,7 +450,11 @@ void DeviceSampler::take(uint32_t step_number, std::vector<wire::Token>& tokens)
         if (!token.top.empty()) token.top.clear();
         if (step.wanted[i] <= 0) continue;
         const uint32_t n = std::min(tops[i].count, kTopMax);
-        for (uint32_t k = 0; k < n; ++k) token.top.emplace_back(tops[i].id[k], tops[i].logprob[k]);
+        const bool masked = i < step.masked.size() && step.masked[i];
+        for (uint32_t k = 0; k < n; ++k) {
+            if (masked && tops[i].logprob[k] <= kForbidden) break;  // fewer were allowed
+            token.top.emplace_back(tops[i].id[k], tops[i].logprob[k]);
+        }
     }
 }
 

@@ -54,6 +54,13 @@ cudaError_t launch_sample(const Launch& launch, const Args& given, uint32_t rows
                kChooseThreads);
 }
 
+cudaError_t load_kernels() {
+    cudaFuncAttributes attributes{};
+    for (void (*kernel)(Args) : {mask_kernel, scan_kernel, weigh_kernel, choose_kernel, end_kernel})
+        if (const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel); status != cudaSuccess) return status;
+    return cudaFuncGetAttributes(&attributes, count_kernel);
+}
+
 cudaError_t launch_masks(const Launch& launch, const Args& args, uint32_t rows) {
     return start(launch, mask_kernel, dim3(rows), kMaskThreads, 0, 1, args);
 }

@@ -149,6 +149,8 @@ struct Args {
 __host__ __device__ constexpr uint64_t mask_word(uint32_t step, bool masked) {
     return (uint64_t{step} + 1) * 2 + (masked ? 1 : 0);
 }
+/// Loads the sampler's kernels: while one of them waits for a mask, none may have to be loaded, which would wait for it.
+cudaError_t load_kernels();
 /// Enqueues the kernel that waits for masks and applies them to `rows` rows.
 cudaError_t launch_masks(const Launch& launch, const Args& args, uint32_t rows);
 
