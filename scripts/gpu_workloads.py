@@ -30,8 +30,8 @@ from serving import descendants
 
 HERE = pathlib.Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")
-COUNTERS = ("baton_engine_steps_total", "baton_engine_host_us_total", "baton_generated_tokens_total", "baton_prefill_tokens_total",
-            "baton_handoffs_total", "baton_handoff_exposed_us_total", "baton_handoff_pull_us_total", "baton_fallbacks_total",
+COUNTERS = ("baton_engine_steps_total", "baton_engine_host_seconds_total", "baton_generated_tokens_total", "baton_prefill_tokens_total",
+            "baton_handoffs_total", "baton_handoff_exposed_seconds_total", "baton_handoff_pull_seconds_total", "baton_fallbacks_total",
             "baton_failovers_total")
 
 
@@ -203,14 +203,14 @@ def engine(before, after):
     for replica, d in sorted(diff.items()):
         steps, handoffs = d.get("engine_steps", 0), d.get("handoffs", 0)
         if steps:
-            out[replica] = {"steps": steps, "host_us_a_step": round(d["engine_host_us"] / steps, 1),
+            out[replica] = {"steps": steps, "host_us_a_step": round(d["engine_host_seconds"] * 1e6 / steps, 1),
                             "generated_a_step": round(d.get("generated_tokens", 0) / steps, 1), "prefilled_a_step": round(d.get("prefill_tokens", 0) / steps, 1)}
         for key in ("handoffs", "fallbacks", "failovers"):
             if d.get(key):
                 out.setdefault(replica, {})[key] = d[key]
         if handoffs:
-            out[replica]["exposed_us"] = round(d.get("handoff_exposed_us", 0) / handoffs)
-            out[replica]["pull_us"] = round(d.get("handoff_pull_us", 0) / handoffs)
+            out[replica]["exposed_us"] = round(d.get("handoff_exposed_seconds", 0) * 1e6 / handoffs)
+            out[replica]["pull_us"] = round(d.get("handoff_pull_seconds", 0) * 1e6 / handoffs)
     return out
 
 

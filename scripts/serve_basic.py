@@ -48,7 +48,7 @@ def measure(server, name, crowd, tokens, words):
     streamed(server, prompt, max_tokens=4)
 
     def counters():
-        return server.metric("baton_engine_steps_total"), server.metric("baton_engine_host_us_total")
+        return server.metric("baton_engine_steps_total"), server.metric("baton_engine_host_seconds_total") * 1e6
 
     # All streams have their first token, one has ended: in between the steps hold no prompts.
     lock, first, at = threading.Lock(), [], {}

@@ -98,7 +98,7 @@ Json number_or_null(const std::optional<double>& value) { return value ? Json(*v
 Json row_of(const Json& instance, const Change& change) {
     const std::string uid = text_of(instance, "model_uid");
     const Labels of{{"model_uid", uid}};
-    const auto exposed = change.each("baton_handoff_exposed_us_total", "baton_handoffs_total", of);
+    const auto exposed = change.each("baton_handoff_exposed_seconds_total", "baton_handoffs_total", of);
     return {{"model_uid", uid},
             {"status", text_of(instance, "status")},
             {"requests_per_second", number_or_null(change.rate("baton_requests_total", of))},
@@ -112,7 +112,7 @@ Json row_of(const Json& instance, const Change& change) {
             {"prompt_tokens_per_second", number_or_null(change.rate("baton_prefill_tokens_total", of))},
             {"cached_share", number_or_null(change.each("baton_cached_tokens_total", "baton_prompt_tokens_total", of))},
             {"handoffs_per_second", number_or_null(change.rate("baton_handoffs_total", of))},
-            {"handoff_exposed_s", number_or_null(exposed ? std::optional(*exposed / 1e6) : std::nullopt)}};
+            {"handoff_exposed_s", number_or_null(exposed)}};
 }
 
 Json replica_row(const std::string& uid, const Json& replica, const Change& change) {
@@ -210,7 +210,7 @@ int run_top(const TopOptions& options) {
         std::printf("%s", screen(session.endpoint(), all, is_terminal(STDOUT_FILENO) ? terminal_columns(STDOUT_FILENO, 80) : 0).c_str());
         return flush_output() ? kDone : kFailed;
     }
-    const InterruptWatch watch;
+    const InterruptWatch watch(InterruptWatch::Of::kEveryEnd);
     const FullScreen full;
     FullScreen::draw(session.endpoint() + "\n");
     while (!InterruptWatch::pending() && !full.quit_within(options.interval_ms)) {

@@ -7,6 +7,8 @@
 namespace baton::supervisor {
 namespace {
 
+constexpr double kMicroseconds = 1e6;  ///< in a second
+
 void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     const std::string replica = std::to_string(s.id.value - 1);
     const Exposition::Labels who{{"model_uid", d.uid()}, {"role", to_string(s.placement.role)}, {"replica", replica}};
@@ -19,7 +21,7 @@ void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     x.add("baton_replica_faults_total", "counter", "Times that a replica went down unasked.", who, static_cast<double>(s.faults));
     x.add("baton_replica_running", "gauge", "Sequences being computed.", who, s.stats.running);
     x.add("baton_engine_steps_total", "counter", "Steps the replica's engine has run since its process started.", who, static_cast<double>(s.stats.steps));
-    x.add("baton_engine_host_us_total", "counter", "Microseconds of the engine thread beside waiting and computing.", who, static_cast<double>(s.stats.host_us));
+    x.add("baton_engine_host_seconds_total", "counter", "Seconds of the engine thread beside waiting and computing.", who, static_cast<double>(s.stats.host_us) / kMicroseconds);
     x.add("baton_replica_waiting", "gauge", "Sequences waiting at the replica.", who, s.stats.waiting);
 }
 
@@ -40,9 +42,9 @@ void add_deployment(Exposition& x, const Deployment& d) {
     for (const auto& [mover, n] : r.handoffs_by_mover) x.add("baton_handoffs_total", "counter", "Hand-offs completed.", with("mover", mover), static_cast<double>(n));
     for (const auto& [mover, n] : r.handoff_bytes_by_mover) x.add("baton_handoff_bytes_total", "counter", "KV bytes moved.", with("mover", mover), static_cast<double>(n));
     for (const auto& [mover, n] : r.handoff_pull_us_by_mover)
-        x.add("baton_handoff_pull_us_total", "counter", "Microseconds that pulls took, most of them beside the prefill; per hand-off with baton_handoffs_total.", with("mover", mover), static_cast<double>(n));
+        x.add("baton_handoff_pull_seconds_total", "counter", "Seconds that pulls took, most of them beside the prefill; per hand-off with baton_handoffs_total.", with("mover", mover), static_cast<double>(n) / kMicroseconds);
     for (const auto& [mover, n] : r.handoff_exposed_us_by_mover)
-        x.add("baton_handoff_exposed_us_total", "counter", "Microseconds from the end of the prefill to the end of the pull.", with("mover", mover), static_cast<double>(n));
+        x.add("baton_handoff_exposed_seconds_total", "counter", "Seconds from the end of the prefill to the end of the pull.", with("mover", mover), static_cast<double>(n) / kMicroseconds);
     for (const auto& [reason, n] : r.fallbacks_by_reason) x.add("baton_fallbacks_total", "counter", "Hand-offs replaced by local computation.", with("reason", reason), static_cast<double>(n));
     for (const auto& [reason, n] : r.failovers_by_reason) x.add("baton_failovers_total", "counter", "Sequences started again elsewhere.", with("reason", reason), static_cast<double>(n));
     for (const pd::Phase p : {pd::Phase::kQueued, pd::Phase::kPrefill, pd::Phase::kTransfer, pd::Phase::kDecode})

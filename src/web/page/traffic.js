@@ -18,7 +18,7 @@ const PLOTS = [
   ["Time between tokens", "Mean gap of each answer's tokens after the first.", [["median", "c2"], ["p95", "c4"]], f.seconds,
     (a, b, s, w) => [0.5, 0.95].map((q) => quantile(a, b, "baton_tpot_seconds", q, w))],
   ["Hand-off", "A whole pull of KV, and the part of it that no computing hid.", [["pull", "c5"], ["exposed", "c4"]], f.seconds,
-    (a, b, s, w) => ["pull", "exposed"].map((x) => { const n = growth(a, b, "baton_handoffs_total", w); return n ? growth(a, b, `baton_handoff_${x}_us_total`, w) / n / 1e6 : null; })],
+    (a, b, s, w) => ["pull", "exposed"].map((x) => { const n = growth(a, b, "baton_handoffs_total", w); return n ? growth(a, b, `baton_handoff_${x}_seconds_total`, w) / n : null; })],
   ["Queue", "Sequences that wait or run, by role.", ROLES.flatMap(([r, c]) => [[`${r} waiting`, `${c} dashed`], [`${r} running`, c]]), f.number,
     (a, b, s, w) => ROLES.flatMap(([role]) => ["waiting", "running"].map((x) => sum(b, `baton_replica_${x}`, { ...w, role })))],
   ["Tokens per second", "Prompt tokens computed and tokens sampled, by role.", [["prefill: prompt", "c1"], ["decode: output", "c2"], ["hybrid: prompt", "c3 dashed"], ["hybrid: output", "c3"]], f.number,
