@@ -30,11 +30,13 @@ std::vector<TokenId> marks_of(const ResponseOptions& options, const text::Tokeni
 Choice::Choice(const ResponseOptions& options, const text::Tokenizer& tokenizer, size_t characters)
     : options_(options),
       tokenizer_(tokenizer),
+      // A chat's answer begins a text; a completion goes on with one, and its first space belongs
+      // between the two.
+      decoder_(tokenizer, options.chat),
       matcher_(options.generation.stop, options.generation.include_stop_str_in_output),
       splitter_(options.chat ? options.reasoning : Reasoning::kOff, options.reasoning_tags),
       tools_(options.chat ? options.tool_format : ToolFormat::kNone, options.tool_use),
       marks_(marks_of(options, tokenizer)),
-      drop_space_(options.chat && tokenizer.strips_leading_space()),
       characters_in_(characters) {}
 
 Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish finish) {
@@ -76,14 +78,7 @@ void Choice::take_token(const wire::Token& token, bool is_stop_token, Output& ou
     ++tokens_;
     if (splitter_.reasoning()) ++reasoning_tokens_;
     if (is_hidden(token, is_stop_token)) return;
-    std::string bytes = tokenizer_.token_bytes(token.id);
-    // A chat's answer begins a text; a completion goes on with one, and its first space belongs
-    // between the two.
-    if (drop_space_ && !bytes.empty()) {
-        drop_space_ = false;
-        if (bytes.front() == ' ') bytes.erase(0, 1);
-    }
-    const std::string piece = assembler_.push(bytes);
+    const std::string piece = decoder_.push(token.id);
     if (generation.top_logprobs >= 0) {
         pending_.push_back({text_in_, characters_in_, token.id, piece, token.logprob, token.top});
     }
@@ -129,8 +124,8 @@ void Choice::take_parts(ReasoningSplitter::Parts parts, Output& out) {
 }
 
 void Choice::finish_text(Output& out) {
-    if (!assembler_.empty()) {
-        const std::string rest = assembler_.finish();
+    if (!decoder_.empty()) {
+        const std::string rest = decoder_.finish();
         if (!pending_.empty()) pending_.back().piece += rest;
         take_text(rest, out);
     }
@@ -142,7 +137,7 @@ void Choice::finish_text(Output& out) {
 /// The token whose last character is incomplete stays too, because its piece may grow.
 void Choice::release(Output& out, bool all) {
     while (!pending_.empty()) {
-        const bool may_grow = pending_.size() == 1 && !assembler_.empty();
+        const bool may_grow = pending_.size() == 1 && !decoder_.empty();
         if (!all && (pending_.front().begin >= text_out_ || may_grow)) return;
         out.entries.push_back(std::move(pending_.front()));
         pending_.pop_front();

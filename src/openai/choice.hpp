@@ -56,12 +56,11 @@ class Choice {
 
     const ResponseOptions& options_;
     const text::Tokenizer& tokenizer_;
-    text::Utf8Assembler assembler_;
+    text::StreamDecoder decoder_;
     text::StopMatcher matcher_;
     ReasoningSplitter splitter_;
     ToolParser tools_;
     std::vector<TokenId> marks_;  ///< special tokens that the two look for
-    bool drop_space_;             ///< the decoder drops a space at the very start of the text
     std::deque<LogprobEntry> pending_;
     size_t text_in_ = 0;  ///< bytes of text assembled
     size_t characters_in_ = 0;

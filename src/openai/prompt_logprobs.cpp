@@ -31,9 +31,8 @@ std::vector<LogprobEntry> prompt_entries(const text::Tokenizer& tokenizer,
                                          std::span<const wire::Token> tokens) {
     std::vector<LogprobEntry> out;
     out.reserve(ids.size());
-    text::Utf8Assembler assembler;
+    text::StreamDecoder decoder(tokenizer, true);
     size_t characters = 0;
-    bool drop_space = tokenizer.strips_leading_space();
     for (size_t i = 0; i < ids.size(); ++i) {
         LogprobEntry entry;
         entry.id = ids[i];
@@ -42,10 +41,8 @@ std::vector<LogprobEntry> prompt_entries(const text::Tokenizer& tokenizer,
         if (tokenizer.is_special(ids[i])) {  // a text that is repeated does not show it
             entry.piece = tokenizer.token_bytes(ids[i]);
         } else {
-            std::string bytes = tokenizer.token_bytes(ids[i]);
-            if (std::exchange(drop_space, false) && bytes.starts_with(' ')) bytes.erase(0, 1);
-            entry.piece = assembler.push(bytes);
-            if (i + 1 == ids.size()) entry.piece += assembler.finish();
+            entry.piece = decoder.push(ids[i]);
+            if (i + 1 == ids.size()) entry.piece += decoder.finish();
             characters += count_characters(entry.piece);
         }
         if (entry.known) {

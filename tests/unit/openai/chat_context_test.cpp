@@ -82,5 +82,31 @@ TEST(ReasoningMode, LooksAtTheTemplatesOwnText) {
               Reasoning::kOff);
 }
 
+TEST(TemplateContext, ContentsThatAreNullAreEmptyUnlessTheTemplateAsks) {
+    const auto request = parse_chat_request(
+        R"({"model":"m","messages":[{"role":"user","content":"\"content\":null"},{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}}]}]})",
+        {});
+    ASSERT_TRUE(request.has_value());
+    const std::string plain =
+        template_context(*request, inspect_template("{{ messages }}", "", ""));
+    EXPECT_EQ(plain.find("\"content\":null"), std::string::npos);
+    EXPECT_NE(plain.find("\\\"content\\\":null"), std::string::npos) << plain;
+    const std::string asks =
+        template_context(*request, inspect_template("{% if message['content'] is none %}", "", ""));
+    EXPECT_NE(asks.find("\"content\":null"), std::string::npos);
+}
+
+TEST(SetParsers, SayMoreThanTheTemplate) {
+    TemplateInfo info = inspect_template("<tool_call>", "", "");
+    EXPECT_EQ(info.tool_format, ToolFormat::kHermes);
+    set_parsers(info, "mistral", "", "[THINK]", "[/THINK]");
+    EXPECT_EQ(info.tool_format, ToolFormat::kMistral);
+    EXPECT_TRUE(info.has_think);
+    EXPECT_EQ(info.tags.end, "[/THINK]");
+    set_parsers(info, "nobody's", "none", "", "");
+    EXPECT_EQ(info.tool_format, ToolFormat::kMistral);
+    EXPECT_FALSE(info.has_think);
+}
+
 }  // namespace
 }  // namespace baton::openai
