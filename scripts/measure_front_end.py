@@ -82,7 +82,7 @@ class Nginx:
         self.port = free_port()
         (folder / "answer.json").write_bytes(b"x" * size)
         (folder / "nginx.conf").write_text(f"""
-worker_processes 2; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
+{"user root; " if os.geteuid() == 0 else ""}worker_processes 2; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
 events {{ worker_connections 512; }}
 http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   keepalive_requests 10000000; default_type application/json;
