@@ -39,7 +39,7 @@ COMPLETION = {"model": UID, "prompt": "hi"}
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"), ({"temperature": 2.1}, "temperature"), ({"top_p": 1.1}, "top_p"),
     ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"), ({"n": 0}, "n"), ({"n": 10**9}, "n"), ({"stop": ""}, "stop"), ({"stop": ["a"] * 5}, "stop"),
     ({"stop_token_ids": [99999999]}, "stop_token_ids"), ({"logit_bias": {"99999999": 1}}, "logit_bias"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"seed": 2**63}, "seed"), ({"stream_options": {"include_usage": True}}, "stream_options"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"seed": 2**63}, "seed"), ({"stream_options": {"include_usage": True}}, "stream_options"), ({"response_format": {"type": "sound"}}, "response_format"),
     ({"prompt_embeds": "AAAA"}, None), ({"cache_salt": "x"}, "cache_salt"), ({"kv_transfer_params": {}}, None), ({"min_tokens": 50, "max_tokens": 10}, "min_tokens")])
 def test_bad_chat_fields(pd, change, param):
     e = error_of(pd, "/v1/chat/completions", 400, json={**CHAT, **change})
