@@ -197,7 +197,8 @@ PullServer::Step PullServer::start_channel(Serving& s, const Extent& e, bool all
     if (faults_.pace_us > 0) s.paced_until_us = steady_now_us() + faults_.pace_us;
     s.gathering.push_back({e, true, false, *buffer, *ticket, s.cursor.done()});
     s.gathered_us = steady_now_us();
-    if (!all) return Step::kSent;
+    // What was gathered for the link before the channel was there goes that way, and ahead of this.
+    if (!all || std::any_of(s.gathering.begin(), s.gathering.end(), [](const Gathering& g) { return !g.channel; })) return Step::kSent;
     for (Gathering& g : s.gathering) {  // those before it go before it
         if (g.sent) continue;
         g.sent = true;

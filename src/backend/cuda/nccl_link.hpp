@@ -20,12 +20,12 @@ class CudaDevicePool;
 struct NcclApi;
 
 /// Staging memory of a link on each side, where LinkOptions do not say otherwise.
-inline constexpr uint32_t kLinkBuffers = 4;
-inline constexpr size_t kLinkBufferBytes = 32u << 20;
+inline constexpr uint32_t kLinkBuffers = 3;
+inline constexpr size_t kLinkBufferBytes = 64u << 20;
 /// Communicators of a link, and CTAs all of them together may take; NCCL_MAX_CTAS in the environment, for each, overrules that.
-inline constexpr uint32_t kLinkLanes = 2;
+inline constexpr uint32_t kLinkLanes = 1;
 inline constexpr uint32_t kLinkLanesMax = 4;
-inline constexpr uint32_t kLinkCtas = 32;
+inline constexpr uint32_t kLinkCtas = 24;
 /// Both sides must have come within this time of the call.
 inline constexpr int64_t kPairTimeoutMs = 20'000;
 

@@ -265,6 +265,38 @@ void wait_launched(Linked& s, uint64_t n) {
     ASSERT_TRUE(s.d_thread->checksums({}));
 }
 
+TEST(TransferChannel, WhatIsGatheredForTheLinkWhenTheChannelComesGoesByTheLink) {
+    std::mt19937 rng(36);
+    const auto layout = layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64);
+    for (const uint32_t lanes : {1u, 2u}) {
+        Linked s(layout, layout, false, 100, lanes);
+        s.p.fabric = s.d.fabric = &s.fabric;
+        s.fabric.no_pair = true;
+        s.d_thread->add_channel(kPrefill, s.to_p, false);
+        s.p_thread->add_channel(kDecode, s.to_d, true);
+        Handoff h = s.handoff(rng, 1, 900);
+        s.p.pause(true);
+        s.p_words->open_progress(h.open);
+        s.d_thread->start_pull(h.pull);
+        for (uint32_t layer = 0; layer < 6; ++layer) s.write(h, layer, 0, 400);
+        s.progress(h, 0, 400, 6);
+        s.p.wait_queued(1);  // gathered for the link
+        s.set(&FakeFabric::no_pair, false);
+        s.wait_paired();
+        const uint64_t before = s.p.queued();
+        for (uint32_t layer = 0; layer < 6; ++layer) s.write(h, layer, 400, 900);
+        s.progress(h, 400, 900, 6);
+        s.p.wait_queued(before + 1);  // gathered for the channel
+        s.p.pause(false);
+        const auto r = s.reports.pull(1);
+        ASSERT_TRUE(r.ok) << r.reason;
+        EXPECT_EQ(s.wrong(h), 0u);
+        EXPECT_GT(s.to_d->count("extent_header"), 0u);
+        EXPECT_GT(s.to_d->count("channel_extent"), 0u);
+        s.close(h);
+    }
+}
+
 TEST(TransferChannel, NothingIsLaunchedWithoutTheReceiversWord) {
     std::mt19937 rng(31);
     Linked s(layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), layout_of(PoolOrder::kBlockFirst, 64, 6, 16, 64), true);
