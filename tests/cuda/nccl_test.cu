@@ -149,13 +149,26 @@ struct DecodeEnd {
         thread->start_pull(pull);
         const auto r = reports.pull(a.id);
         if (r.ok) {
-            EXPECT_EQ(d.wrong(pull.target_blocks, a.seed), 0u) << r.mover << " id " << a.id;
+            EXPECT_EQ(d.wrong(pull.target_blocks, a.seed), 0u) << r.mover << " id " << a.id << ", bytes " << r.bytes << ": " << where(pull.target_blocks, a.seed);
         }
         child->wait();
         a.kind = Ask::kClose;
         child->ask(a);
         child->wait();
         return r;
+    }
+    /// In which layers of which blocks words are wrong, and how many.
+    std::string where(const std::vector<uint32_t>& blocks, uint64_t seed) {
+        std::string out;
+        for (uint32_t layer = 0; layer < d.layout.layers; ++layer) {
+            uint64_t behind = 0;
+            for (uint32_t i = static_cast<uint32_t>(blocks.size()); i-- > 0;) {
+                const uint64_t n = d.wrong(blocks, seed, i, layer, 1);
+                if (n > behind) out += " layer " + std::to_string(layer) + " block " + std::to_string(i) + " " + std::to_string(n - behind) + ",";
+                behind = n;
+            }
+        }
+        return out.substr(0, 600);
     }
     Ask next(uint32_t tokens, uint32_t chunk) {
         ++id;
