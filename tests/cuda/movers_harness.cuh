@@ -86,7 +86,12 @@ __global__ void poison_kernel(PageMap map, const uint8_t* marks, uint32_t layers
 template <class T>
 struct Device {
     explicit Device(size_t n) { CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&p), std::max<size_t>(n, 1) * sizeof(T))); }
-    explicit Device(const std::vector<T>& v) : Device(v.size()) { CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+    /// There when it returns, for every stream: a copy of pageable memory may return before its bytes are on the device, and streams that
+    /// do not block do not wait for it.
+    explicit Device(const std::vector<T>& v) : Device(v.size()) {
+        CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+        CUDA_OK(cudaStreamSynchronize(cudaStreamLegacy));
+    }
     ~Device() { cudaFree(p); }
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
