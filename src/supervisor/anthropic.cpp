@@ -4,6 +4,7 @@
 
 #include "api_answers.hpp"
 #include "baton/openai/json.hpp"
+#include "forwarding_exchange.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -214,32 +215,22 @@ class MessageStream {
     uint64_t input_tokens_ = 0, output_tokens_ = 0;
 };
 
-class MessagesExchange final : public http::Exchange {
+class MessagesExchange final : public ForwardingExchange {
   public:
-    MessagesExchange(std::shared_ptr<http::Exchange> client, std::string body) : client_(std::move(client)), body_(std::move(body)) {}
-    const http::Request& request() const override { return client_->request(); }
+    MessagesExchange(std::shared_ptr<http::Exchange> from, std::string body) : ForwardingExchange(std::move(from)), body_(std::move(body)) {}
     std::string take_body() override { return std::exchange(body_, {}); }
     void respond(int status, std::string body, http::Headers headers, std::string_view content_type) override {
         const Json chat = Json::parse(body, nullptr, false);
-        if (status == 200 && chat.is_object() && chat.contains("choices")) return client_->respond(200, dump(message_of(chat)), std::move(headers), content_type);
+        if (status == 200 && chat.is_object() && chat.contains("choices")) return client().respond(200, dump(message_of(chat)), std::move(headers), content_type);
         const Json detail = chat.is_object() ? chat.value("detail", Json()) : Json();
-        client_->respond(status, messages_error_body(status, detail.is_string() ? detail.get<std::string>() : body), std::move(headers), content_type);
+        client().respond(status, messages_error_body(status, detail.is_string() ? detail.get<std::string>() : body), std::move(headers), content_type);
     }
-    bool begin_stream(http::StreamStart start) override { return client_->begin_stream(std::move(start)); }
     bool write(std::string bytes) override {
         std::string events = stream_.push(bytes);
-        return events.empty() ? !client_->client_gone() : client_->write(std::move(events));
+        return events.empty() ? !client().client_gone() : client().write(std::move(events));
     }
-    void end() override { client_->end(); }
-    void fail() override { client_->fail(); }
-    void on_disconnect(std::function<void()> callback) override { client_->on_disconnect(std::move(callback)); }
-    bool client_gone() const override { return client_->client_gone(); }
-    bool answered() const override { return client_->answered(); }
-    size_t unsent_bytes() const override { return client_->unsent_bytes(); }
-    void hold(std::shared_ptr<void> token) override { client_->hold(std::move(token)); }
 
   private:
-    std::shared_ptr<http::Exchange> client_;
     std::string body_;
     MessageStream stream_;
 };

@@ -6,6 +6,7 @@
 #include "api_answers.hpp"
 #include "baton/base/digest.hpp"
 #include "baton/openai/json.hpp"
+#include "forwarding_exchange.hpp"
 
 namespace baton::supervisor {
 namespace {
@@ -230,32 +231,21 @@ class ResponseStream {
     bool cut_ = false;
 };
 
-class ResponsesExchange final : public http::Exchange {
+class ResponsesExchange final : public ForwardingExchange {
   public:
-    ResponsesExchange(std::shared_ptr<http::Exchange> client, const ResponsesRequest& request)
-        : client_(std::move(client)), object_(request.echo_json), stream_(object_) {}
-    const http::Request& request() const override { return client_->request(); }
-    std::string take_body() override { return {}; }
+    ResponsesExchange(std::shared_ptr<http::Exchange> from, const ResponsesRequest& request)
+        : ForwardingExchange(std::move(from)), object_(request.echo_json), stream_(object_) {}
     void respond(int status, std::string body, http::Headers headers, std::string_view content_type) override {
         if (status == 200)
             if (const Json chat = Json::parse(body, nullptr, false); chat.is_object() && chat.contains("choices")) body = dump(whole_response(chat, object_));
-        client_->respond(status, std::move(body), std::move(headers), content_type);
+        client().respond(status, std::move(body), std::move(headers), content_type);
     }
-    bool begin_stream(http::StreamStart start) override { return client_->begin_stream(std::move(start)); }
     bool write(std::string bytes) override {
         std::string events = stream_.push(bytes);
-        return events.empty() ? !client_->client_gone() : client_->write(std::move(events));
+        return events.empty() ? !client().client_gone() : client().write(std::move(events));
     }
-    void end() override { client_->end(); }
-    void fail() override { client_->fail(); }
-    void on_disconnect(std::function<void()> callback) override { client_->on_disconnect(std::move(callback)); }
-    bool client_gone() const override { return client_->client_gone(); }
-    bool answered() const override { return client_->answered(); }
-    size_t unsent_bytes() const override { return client_->unsent_bytes(); }
-    void hold(std::shared_ptr<void> token) override { client_->hold(std::move(token)); }
 
   private:
-    std::shared_ptr<http::Exchange> client_;
     ResponseObject object_;
     ResponseStream stream_;
 };

@@ -358,7 +358,7 @@ TEST(Plan, GgufRefusals) {
         message([](auto& w) { w.template key<uint32_t>("llama.attention.value_length", 4, 64); }),
         "a value dimension other than the key dimension is not supported by baton yet");
     EXPECT_EQ(message([](auto& w) { w.template key<uint16_t>("split.count", 2, 3); }),
-              "GGUF split over several files is not supported by baton yet");
+              "a GGUF in 3 files is found by its parts' names, NAME-00001-of-00003.gguf and so on");
     EXPECT_EQ(
         message([](auto& w) {
             w.tensor("blk.0.ffn_gate_inp.weight", {64}, 0, std::string(256, '\0'));
