@@ -233,6 +233,7 @@ void Deployment::replica_spawned(const wire::SpawnResult& result) {
     }
     s->error = result.error;
     slot_down(*s, result.error);
+    if (ending_) return maybe_finished();
     if (change_ended(*s, result.error)) return;
     if (launch_done_) fail_launch({ErrorCode::kInternal, "replica " + std::to_string(s->id.value - 1) + " did not start: " + result.error, ""});
     else respawn_later(*s);
@@ -560,8 +561,9 @@ void Deployment::stop_slots(uint32_t grace_ms) {
 
 void Deployment::maybe_finished() {
     if (!ending_ || state_ == DeploymentState::kTerminated) return;
+    // One that is being spawned has no pid yet: its worker spawns it, then hears that it is to stop.
     for (const Slot& s : slots_)
-        if (s.pid != 0 && services_.workers.find(s.placement.worker_ip) != nullptr) return;
+        if ((s.pid != 0 || s.state == SlotState::kSpawning) && services_.workers.find(s.placement.worker_ip) != nullptr) return;
     timer_.cancel();
     router_.reset();
     router_count_.reset();
