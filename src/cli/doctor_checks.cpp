@@ -16,10 +16,10 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <thread>
 
 #include "baton/base/fd.hpp"
 #include "baton/model/model.hpp"
+#include "baton/worker/host_facts.hpp"
 
 namespace baton::cli {
 namespace {
@@ -37,9 +37,9 @@ std::string gib(double bytes) {
     return text;
 }
 
-/// The value behind `key` in a file of "key: value" lines; "" without it.
-std::string line_of(const char* path, const std::string& key) {
-    std::ifstream in(path);
+/// The value behind `key` in /proc/cpuinfo; "" without it.
+std::string of_processor(const std::string& key) {
+    std::ifstream in("/proc/cpuinfo");
     for (std::string line; std::getline(in, line);) {
         if (!line.starts_with(key)) continue;
         const size_t colon = line.find(':');
@@ -113,19 +113,19 @@ std::string_view to_string(Finding::State state) {
 }
 
 std::vector<Finding> check_processor() {
-    std::string name = line_of("/proc/cpuinfo", "model name");
-    const std::string flags = " " + line_of("/proc/cpuinfo", "flags") + " ";
+    std::string name = of_processor("model name");
+    const std::string flags = " " + of_processor("flags") + " ";
     const auto has = [&](const char* flag) { return flags.find(std::string(" ") + flag + " ") != std::string::npos; };
     const char* kernels = has("amx_int8") ? "AMX" : has("avx512_vnni") ? "AVX-512 VNNI" : has("avx512bw") ? "AVX-512" : has("avx2") ? "AVX2" : "portable code";
-    Finding f{State::kGood, "processor", (name.empty() ? "unknown" : name) + ", " + std::to_string(std::thread::hardware_concurrency()) + " threads, computes with " + kernels, ""};
+    Finding f{State::kGood, "processor", (name.empty() ? "unknown" : name) + ", " + std::to_string(worker::cpu_count()) + " threads, computes with " + kernels, ""};
     if (!has("avx2")) f.state = State::kWarning, f.advice = "the CPU engine is slow without AVX2: use a GPU, or another processor";
     return {f};
 }
 
 std::vector<Finding> check_memory() {
     std::vector<Finding> out;
-    const auto kib = [](const char* key) { return std::strtod(line_of("/proc/meminfo", key).c_str(), nullptr) * 1024; };
-    const double total = kib("MemTotal"), available = kib("MemAvailable");
+    const worker::Memory host = worker::read_memory();  // or the control group's
+    const auto total = static_cast<double>(host.total), available = static_cast<double>(host.total - host.used);
     out.push_back({State::kGood, "memory", gib(available) + " of " + gib(total) + " available", ""});
     if (available < 2 * kGib) out.back().state = State::kWarning, out.back().advice = "a model's weights, its KV cache and the snapshot store share this: end other programs, or bound --kv_cache_bytes and --snapshot-bytes";
     const UniqueFd memory(static_cast<int>(::memfd_create("baton-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING)));

@@ -45,7 +45,7 @@ Expected<ExprId> free_up_to(ExprPool& pool, const std::string& mark, ExprId then
     std::vector<uint32_t> chars;
     for (size_t at = 0; at < mark.size();) {
         chars.push_back(next_char(mark, at));
-        if (chars.back() == UINT32_MAX) return fail(ErrorCode::kInvalidArgument, "the text that a constraint comes after is not UTF-8");
+        if (chars.back() == kNoChar) return fail(ErrorCode::kInvalidArgument, "the text that a constraint comes after is not UTF-8");
     }
     const size_t n = chars.size();
     /// How much of the mark a text ends with that ended with `have` of it and got `c`.

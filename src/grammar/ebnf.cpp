@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "grammar/descent.hpp"
 #include "grammar/json_schema.hpp"
 #include "grammar/regex.hpp"
 
 namespace baton::grammar {
 namespace {
 
-constexpr uint32_t kNoChar = UINT32_MAX;
-constexpr uint32_t kCountMax = 100'000;
+constexpr const char* kTooLarge = "the grammar is too large";
 
 bool is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
@@ -21,9 +21,9 @@ bool is_name(char c) {
 
 /// name ::= alternatives, one after another. White space and #-comments lie between any two parts; a rule ends where the
 /// next one begins.
-class Reader {
+class Reader final : Descent {
   public:
-    Reader(ExprPool& pool, std::string_view text, const Limits& limits) : pool_(pool), text_(text), limits_(limits) {}
+    Reader(ExprPool& pool, std::string_view text, const Limits& limits) : Descent(pool, text, limits, kTooLarge) {}
 
     Expected<RuleId> read() {
         std::optional<RuleId> first;
@@ -36,7 +36,7 @@ class Reader {
             BATON_TRY_ASSIGN(const ExprId body, alternatives(0));
             (void)take(";");
             pool_.define(rule, body);
-            if (pool_.full()) return bad("the grammar is too large");
+            if (pool_.full()) return bad(kTooLarge);
         }
         if (!first) return bad("there is no rule");
         for (const auto& [name, rule] : rules_)
@@ -46,15 +46,9 @@ class Reader {
     }
 
   private:
-    tl::unexpected<Error> bad(const std::string& why) const {
+    tl::unexpected<Error> bad(const std::string& why) const override {
         const auto line = 1 + std::ranges::count(text_.substr(0, at_), '\n');
         return fail(ErrorCode::kInvalidArgument, "grammar line " + std::to_string(line) + ": " + why);
-    }
-    [[nodiscard]] bool more() const { return at_ < text_.size(); }
-    bool take(std::string_view what) {
-        if (text_.substr(at_, what.size()) != what) return false;
-        at_ += what.size();
-        return true;
     }
     void skip() {
         while (more()) {
@@ -90,18 +84,7 @@ class Reader {
         return rule;
     }
 
-    Expected<ExprId> alternatives(uint32_t depth) {
-        if (depth > limits_.nesting) return bad("too many parentheses inside one another");
-        std::vector<ExprId> all;
-        do {
-            BATON_TRY_ASSIGN(const ExprId one, sequence(depth));
-            all.push_back(one);
-            if (pool_.full()) return bad("the grammar is too large");
-        } while (take("|"));
-        return pool_.alt(all);
-    }
-
-    Expected<ExprId> sequence(uint32_t depth) {
+    Expected<ExprId> sequence(uint32_t depth) override {
         std::vector<ExprId> parts;
         for (skip(); more(); skip()) {
             const char c = text_[at_];
@@ -114,7 +97,7 @@ class Reader {
             }
             BATON_TRY_ASSIGN(const ExprId part, quantified(depth));
             parts.push_back(part);
-            if (pool_.full()) return bad("the grammar is too large");
+            if (pool_.full()) return bad(kTooLarge);
         }
         return pool_.seq(parts);
     }
@@ -153,16 +136,7 @@ class Reader {
             least = first.value_or(0);
             most = last.value_or(kUnbounded);
         }
-        if (least > kCountMax || (most != kUnbounded && most > kCountMax)) return bad("a count beyond 100000");
-        if (least > most) return bad("counts out of order");
-        return {};
-    }
-    std::optional<uint32_t> number() {
-        const size_t begin = at_;
-        uint32_t n = 0;
-        for (; more() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_)
-            n = std::min(n * 10 + static_cast<uint32_t>(text_[at_] - '0'), kCountMax + 1);
-        return at_ > begin ? std::optional(n) : std::nullopt;
+        return check_counts(least, most);
     }
 
     Expected<ExprId> atom(uint32_t depth) {
@@ -224,17 +198,6 @@ class Reader {
         const uint32_t c = next_char(text_, at_);
         if (c == kNoChar) return bad("invalid UTF-8");
         return c;
-    }
-    Expected<uint32_t> hex(uint32_t count) {
-        uint32_t value = 0;
-        for (uint32_t n = 0; n < count; ++n, ++at_) {
-            const char c = more() ? text_[at_] : ' ';
-            const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-            if (digit < 0) return bad("bad hexadecimal digits");
-            value = value * 16 + static_cast<uint32_t>(digit);
-        }
-        if (value > kCharMax || (value >= 0xD800 && value <= 0xDFFF)) return bad("no such character");
-        return value;
     }
 
     Expected<ExprId> char_class() {
@@ -309,10 +272,6 @@ class Reader {
         return {};
     }
 
-    ExprPool& pool_;
-    std::string_view text_;
-    const Limits& limits_;
-    size_t at_ = 0;
     std::map<std::string, RuleId> rules_;
     std::map<std::string, uint32_t> defined_;
 };

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "baton/base/encoding.hpp"
 #include "grammar/json_text.hpp"
 #include "grammar/regex.hpp"
 #include "grammar/schema_merge.hpp"
@@ -493,7 +494,7 @@ class SchemaReader {
             bool usable = true;
             for (size_t at = 0; at < name.size() && usable;) {
                 const uint32_t c = next_char(name, at);
-                usable = c != UINT32_MAX && plain.has(c);
+                usable = c != kNoChar && plain.has(c);
                 t.push_back(c);
             }
             if (usable) texts.push_back(std::move(t));
@@ -571,30 +572,10 @@ class SchemaReader {
     RuleId value_ = 0, object_ = 0, array_ = 0;
 };
 
-/// Nesting of brackets, before a parser sees them.
-bool too_deep(std::string_view text, uint32_t most) {
-    uint32_t open = 0;
-    bool quoted = false;
-    for (size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (quoted) {
-            if (c == '\\') ++i;
-            else if (c == '"') quoted = false;
-        } else if (c == '"') {
-            quoted = true;
-        } else if (c == '{' || c == '[') {
-            if (++open > most) return true;
-        } else if (c == '}' || c == ']') {
-            open -= open > 0 ? 1 : 0;
-        }
-    }
-    return false;
-}
-
 }  // namespace
 
 Expected<ExprId> read_json_schema(ExprPool& pool, std::string_view schema, const Limits& limits) {
-    if (schema.size() > limits.text_bytes || too_deep(schema, limits.nesting))
+    if (schema.size() > limits.text_bytes || json_depth(schema) > limits.nesting)  // before a parser sees it
         return fail(ErrorCode::kInvalidArgument, "the schema is too large or too deeply nested");
     const Json root = Json::parse(schema, nullptr, false);
     if (root.is_discarded()) return fail(ErrorCode::kInvalidArgument, "the schema is not JSON");

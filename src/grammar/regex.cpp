@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "grammar/descent.hpp"
+
 namespace baton::grammar {
 namespace {
-
-constexpr uint32_t kNoChar = UINT32_MAX;
-constexpr uint32_t kCountMax = 100'000;
 
 CharSet digits() { return CharSet::of('0', '9'); }
 CharSet word() {
@@ -26,10 +25,10 @@ CharSet space() {
 }
 
 /// Recursive descent; offsets are bytes of the pattern.
-class Reader {
+class Reader final : Descent {
   public:
     Reader(ExprPool& pool, std::string_view pattern, bool search, const Limits& limits, const Spelling& spelling)
-        : pool_(pool), text_(pattern), search_(search), limits_(limits), spelling_(spelling) {}
+        : Descent(pool, pattern, limits, "too large"), search_(search), spelling_(spelling) {}
 
     Expected<ExprId> read() {
         BATON_TRY_ASSIGN(const ExprId all, alternatives(0));
@@ -38,37 +37,20 @@ class Reader {
     }
 
   private:
-    tl::unexpected<Error> bad(const std::string& why) const {
+    tl::unexpected<Error> bad(const std::string& why) const override {
         return fail(ErrorCode::kInvalidArgument, "regular expression at offset " + std::to_string(at_) + ": " + why);
     }
     tl::unexpected<Error> unsupported(const std::string& what) const {
         return fail(ErrorCode::kUnsupported, "regular expression at offset " + std::to_string(at_) + ": " + what + " is not supported");
     }
-    [[nodiscard]] bool more() const { return at_ < text_.size(); }
     [[nodiscard]] char peek() const { return text_[at_]; }
-    bool take(std::string_view what) {
-        if (text_.substr(at_, what.size()) != what) return false;
-        at_ += what.size();
-        return true;
-    }
 
     [[nodiscard]] ExprId anything() {
         return pool_.any_number(spelling_(pool_, CharSet::all()));
     }
 
-    Expected<ExprId> alternatives(uint32_t depth) {
-        if (depth > limits_.nesting) return bad("too many parentheses inside one another");
-        std::vector<ExprId> all;
-        do {
-            BATON_TRY_ASSIGN(const ExprId one, sequence(depth));
-            all.push_back(one);
-            if (pool_.full()) return bad("too large");
-        } while (take("|"));
-        return pool_.alt(all);
-    }
-
     /// At the outermost level a text that is searched goes on at both ends unless it is anchored.
-    Expected<ExprId> sequence(uint32_t depth) {
+    Expected<ExprId> sequence(uint32_t depth) override {
         const bool outer = depth == 0;
         std::vector<ExprId> parts;
         bool begins = false, ends = false;
@@ -135,15 +117,8 @@ class Reader {
             least = first.value_or(0);
             most = last.value_or(kUnbounded);
         }
-        if (least > kCountMax || (most != kUnbounded && most > kCountMax)) return bad("a count beyond 100000");
-        if (least > most) return bad("counts out of order");
+        BATON_TRY(check_counts(least, most));
         return true;
-    }
-    std::optional<uint32_t> number() {
-        uint32_t n = 0;
-        const size_t begin = at_;
-        for (; more() && peek() >= '0' && peek() <= '9'; ++at_) n = std::min(n * 10 + static_cast<uint32_t>(peek() - '0'), kCountMax + 1);
-        return at_ > begin ? std::optional(n) : std::nullopt;
     }
 
     Expected<ExprId> atom(uint32_t depth) {
@@ -203,15 +178,15 @@ class Reader {
             case 'f': return ++at_, CharSet::of('\f');
             case 'v': return ++at_, CharSet::of('\v');
             case '0': return ++at_, CharSet::of(0);
-            case 'x': return ++at_, hex(2);
+            case 'x': return ++at_, hex_set(2);
             case 'u':
                 ++at_;
                 if (take("{")) {
-                    BATON_TRY_ASSIGN(const CharSet set, hex(0));
+                    BATON_TRY_ASSIGN(const CharSet set, hex_set(0));
                     if (!take("}")) return bad("a missing }");
                     return set;
                 }
-                return hex(4);
+                return hex_set(4);
             case 'b':
                 if (in_class) return ++at_, CharSet::of('\b');
                 return unsupported("\\b");
@@ -228,18 +203,9 @@ class Reader {
         return CharSet::of(literal);
     }
 
-    /// `count` hexadecimal digits; 0: as many as there are.
-    Expected<CharSet> hex(uint32_t count) {
-        uint32_t value = 0, n = 0;
-        for (; more() && n < (count == 0 ? 6 : count); ++n, ++at_) {
-            const char c = peek();
-            const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-            if (digit < 0) break;
-            value = value * 16 + static_cast<uint32_t>(digit);
-        }
-        if (n == 0 || (count != 0 && n != count)) return bad("bad hexadecimal digits");
-        if (value > kCharMax || (value >= 0xD800 && value <= 0xDFFF)) return bad("no such character");
-        return CharSet::of(value);
+    Expected<CharSet> hex_set(uint32_t count) {
+        BATON_TRY_ASSIGN(const uint32_t c, hex(count));
+        return CharSet::of(c);
     }
 
     /// Behind [.
@@ -281,12 +247,8 @@ class Reader {
         return CharSet::of(c);
     }
 
-    ExprPool& pool_;
-    std::string_view text_;
     bool search_;
-    const Limits& limits_;
     const Spelling& spelling_;
-    size_t at_ = 0;
 };
 
 }  // namespace

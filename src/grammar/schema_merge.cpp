@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "baton/base/encoding.hpp"
+
 namespace baton::grammar {
 namespace {
 
@@ -134,12 +136,11 @@ Expected<const Json*> SchemaResolver::find(const std::string& reference, const s
         std::string part;
         for (size_t i = begin; i < end; ++i) {
             const std::string_view rest = std::string_view(reference).substr(i, end - i);
-            const auto hex = [](char c) { return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; };
             if (rest.starts_with("~0") || rest.starts_with("~1")) {
                 part += rest[1] == '0' ? '~' : '/';
                 ++i;
-            } else if (rest[0] == '%' && rest.size() >= 3 && hex(rest[1]) >= 0 && hex(rest[2]) >= 0) {
-                part += static_cast<char>(hex(rest[1]) * 16 + hex(rest[2]));
+            } else if (rest[0] == '%' && rest.size() >= 3 && hex_digit(rest[1]) >= 0 && hex_digit(rest[2]) >= 0) {
+                part += static_cast<char>(hex_digit(rest[1]) * 16 + hex_digit(rest[2]));
                 i += 2;
             } else {
                 part += rest[0];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "baton/openai/json.hpp"
+#include "baton/openai/response.hpp"
 #include "openai/json_text.hpp"
 
 namespace baton::openai {
@@ -65,16 +66,9 @@ std::string AnswerWriter::usage(const Usage& usage) const {
     return out;
 }
 
-/// The text of one token alone: a part of a character shows as U+FFFD.
-std::string AnswerWriter::text_of(TokenId id) const {
-    text::Utf8Assembler assembler;
-    std::string out = assembler.push(tokenizer_.token_bytes(id));
-    return out + assembler.finish();
-}
-
 void AnswerWriter::append_chat_entry(std::string& out, TokenId id, float logprob) const {
     out.append("{\"token\":");
-    append_json_string(out, text_of(id));
+    append_json_string(out, piece_text(tokenizer_, id));
     out.append(",\"logprob\":");
     append_json_float(out, logprob);
     out.append(",\"bytes\":[");
@@ -132,7 +126,7 @@ void AnswerWriter::append_completion_logprobs(std::string& out,
             keys;  // two ids may print alike: the better one, which comes first, stays
         for (size_t k = 0; k < entry.top.size() && k < wanted; ++k) {
             const auto& [id, logprob] = entry.top[k];
-            std::string key = id == entry.id ? entry.piece : text_of(id);
+            std::string key = id == entry.id ? entry.piece : piece_text(tokenizer_, id);
             if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
             append_json_string(keys.empty() ? tops : tops.append(","), key);
             append_json_float(tops.append(":"), logprob);

@@ -36,7 +36,6 @@ class AnswerWriter {
   private:
     void append_chat_entry(std::string& out, TokenId id, float logprob) const;
     void append_completion_logprobs(std::string& out, std::span<const LogprobEntry> entries) const;
-    [[nodiscard]] std::string text_of(TokenId id) const;
 
     const ResponseOptions& options_;
     const text::Tokenizer& tokenizer_;

@@ -3,16 +3,11 @@
 #include <algorithm>
 
 #include "baton/openai/json.hpp"
+#include "baton/openai/response.hpp"
 #include "openai/json_text.hpp"
 
 namespace baton::openai {
 namespace {
-
-std::string text_of(const text::Tokenizer& tokenizer, TokenId id) {
-    text::Utf8Assembler assembler;
-    std::string out = assembler.push(tokenizer.token_bytes(id));
-    return out + assembler.finish();
-}
 
 void append_entry(std::string& out, const text::Tokenizer& tokenizer, TokenId id, float logprob,
                   size_t rank) {
@@ -20,7 +15,7 @@ void append_entry(std::string& out, const text::Tokenizer& tokenizer, TokenId id
     append_json_float(out, logprob);
     out.append(",\"rank\":").append(rank == 0 ? "null" : std::to_string(rank));
     out.append(",\"decoded_token\":");
-    append_json_string(out, text_of(tokenizer, id));
+    append_json_string(out, piece_text(tokenizer, id));
     out.append("}");
 }
 

@@ -322,9 +322,10 @@ std::string system_fingerprint(std::string_view model_identity, std::string_view
     return "fp_" + to_hex(sha256(all)).substr(0, 16);
 }
 
-std::string decode_text(const text::Tokenizer& tokenizer, std::span<const TokenId> ids,
-                        bool skip_special_tokens) {
-    return tokenizer.decode(ids, skip_special_tokens);
+std::string piece_text(const text::Tokenizer& tokenizer, TokenId id) {
+    text::Utf8Assembler assembler;
+    std::string out = assembler.push(tokenizer.token_bytes(id));
+    return out + assembler.finish();
 }
 
 }  // namespace baton::openai

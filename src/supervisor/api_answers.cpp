@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 
+#include "baton/base/log.hpp"
 #include "baton/openai/json.hpp"
 
 namespace baton::supervisor {
@@ -29,13 +30,24 @@ http::RouteHandler on_control_thread(boost::asio::io_context& control, ControlHa
     return [&control, handler = std::move(handler)](std::shared_ptr<http::Exchange> exchange, const http::Params& params) {
         std::string body = exchange->take_body();
         boost::asio::post(control, [handler, exchange = std::move(exchange), params, body = std::move(body)] {
-            try {
-                handler(exchange, params, body);
-            } catch (const std::exception&) {
-                respond_error(*exchange, Error{ErrorCode::kInternal, "internal error", ""});
-            }
+            answer_exceptions(*exchange, [&] { handler(exchange, params, body); });
         });
     };
+}
+
+void answer_exceptions(http::Exchange& exchange, const std::function<void()>& handler) {
+    try {
+        handler();
+    } catch (const std::exception& e) {
+        log::error("request.exception", {{"what", e.what()}});
+        respond_error(exchange, Error{ErrorCode::kInternal, "internal error", ""});
+    }
+}
+
+std::shared_ptr<const ServedModel> model_or_answer(const ModelDirectory& models, const std::string& uid, http::Exchange& exchange) {
+    auto model = models.find(uid);
+    if (!model) respond_error(exchange, models.loading(uid) ? openai::model_not_ready(uid) : openai::model_not_found(uid, models.uids()));
+    return model;
 }
 
 std::optional<bool> bool_query(http::Exchange& exchange, std::string_view name, bool otherwise) {

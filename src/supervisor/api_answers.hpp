@@ -13,6 +13,7 @@
 #include "baton/http/router.hpp"
 #include "baton/http/server.hpp"
 #include "baton/openai/error.hpp"
+#include "model_directory.hpp"
 
 /// How the handlers of the API answer. Any thread.
 namespace baton::supervisor {
@@ -27,8 +28,13 @@ void respond_error(http::Exchange& exchange, const Error& error);
 
 /// A handler that runs on the control thread, with the request's body.
 using ControlHandler = std::function<void(const std::shared_ptr<http::Exchange>&, const http::Params&, const std::string& body)>;
-/// What a route is given to hop to the control thread; an exception there is answered with 500.
+/// What a route is given to hop to the control thread; exceptions there are answer_exceptions()'s.
 [[nodiscard]] http::RouteHandler on_control_thread(boost::asio::io_context& control, ControlHandler handler);
+
+/// Calls `handler`; an exception there is logged and answered with 500.
+void answer_exceptions(http::Exchange& exchange, const std::function<void()>& handler);
+/// The model of that name; null, and then 404 or 503 was answered.
+[[nodiscard]] std::shared_ptr<const ServedModel> model_or_answer(const ModelDirectory& models, const std::string& uid, http::Exchange& exchange);
 
 /// A query parameter of type bool, in every spelling that FastAPI takes; `otherwise` where it is absent. Nothing for
 /// another text, and then 422 was answered.

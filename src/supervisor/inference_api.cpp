@@ -85,7 +85,7 @@ void InferenceApi::unsupported(const std::shared_ptr<http::Exchange>& exchange, 
     const auto uid = json.find("model");
     if (uid == json.end() || !uid->is_string())
         return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "model is missing", "model"});
-    if (!model_of(uid->get<std::string>(), *exchange)) return;
+    if (!model_or_answer(services_.models, uid->get<std::string>(), *exchange)) return;
     respond_error(*exchange, Error{ErrorCode::kUnsupported, "model " + openai::echo_input(uid->get<std::string>()) + " does not support " + what, "model"});
 }
 

@@ -46,7 +46,6 @@ class InferenceApi {
     void messages(std::shared_ptr<http::Exchange> exchange, const std::string& body, bool version_needed);
     void responses(std::shared_ptr<http::Exchange> exchange, const std::string& body);
     void prepare(std::shared_ptr<http::Exchange> exchange, std::string body, bool chat);
-    [[nodiscard]] Expected<std::shared_ptr<const ServedModel>> model_of(const std::string& uid, http::Exchange& exchange);
     [[nodiscard]] openai::ParseOptions parse_options(const http::Exchange& exchange) const;
     void prepare_chat(PreparedRequest prepared, std::string_view body);
     void prepare_completion(PreparedRequest prepared, std::string_view body);

@@ -3,7 +3,6 @@
 #include <ctime>
 
 #include "api_answers.hpp"
-#include "baton/base/log.hpp"
 #include "baton/grammar/grammar.hpp"
 #include "chat_prompt.hpp"
 #include "inference_api.hpp"
@@ -36,21 +35,10 @@ void InferenceApi::prepare(std::shared_ptr<http::Exchange> exchange, std::string
     prepared.exchange = std::move(exchange);
     prepared.response.chat = chat;
     const auto answer = prepared.exchange;
-    try {
+    answer_exceptions(*answer, [&] {
         if (chat) prepare_chat(std::move(prepared), body);
         else prepare_completion(std::move(prepared), body);
-    } catch (const std::exception& e) {
-        log::error("request.exception", {{"what", e.what()}});
-        respond_error(*answer, Error{ErrorCode::kInternal, "internal error", ""});
-    }
-}
-
-Expected<std::shared_ptr<const ServedModel>> InferenceApi::model_of(const std::string& uid, http::Exchange& exchange) {
-    auto model = services_.models.find(uid);
-    if (model) return model;
-    if (services_.models.loading(uid)) respond_error(exchange, openai::model_not_ready(uid));
-    else respond_error(exchange, openai::model_not_found(uid, services_.models.uids()));
-    return fail(ErrorCode::kNotFound, "answered");
+    });
 }
 
 openai::ParseOptions InferenceApi::parse_options(const http::Exchange& exchange) const {
@@ -65,9 +53,8 @@ void InferenceApi::prepare_chat(PreparedRequest prepared, std::string_view body)
     http::Exchange& exchange = *prepared.exchange;
     auto request = openai::parse_chat_request(body, parse_options(exchange));
     if (!request) return respond_error(exchange, request.error());
-    auto model = model_of(request->model, exchange);
-    if (!model) return;
-    prepared.model = std::move(*model);
+    prepared.model = model_or_answer(services_.models, request->model, exchange);
+    if (!prepared.model) return;
     if (request->options.stop.empty()) request->options.stop = prepared.model->style.stop;  // the family's
     auto prompt = chat_prompt(*prepared.model, *request);
     if (!prompt) return respond_error(exchange, prompt.error());
@@ -90,9 +77,8 @@ void InferenceApi::prepare_completion(PreparedRequest prepared, std::string_view
     http::Exchange& exchange = *prepared.exchange;
     auto request = openai::parse_completion_request(body, parse_options(exchange));
     if (!request) return respond_error(exchange, request.error());
-    auto model = model_of(request->model, exchange);
-    if (!model) return;
-    prepared.model = std::move(*model);
+    prepared.model = model_or_answer(services_.models, request->model, exchange);
+    if (!prepared.model) return;
     prepared.response.echo = request->echo;
     const text::Tokenizer& tokenizer = *prepared.model->info.tokenizer;
     std::vector<std::vector<TokenId>> prompts;
@@ -101,7 +87,7 @@ void InferenceApi::prepare_completion(PreparedRequest prepared, std::string_view
         std::vector<TokenId> ids = text != nullptr ? tokenizer.encode(*text, true, request->add_special_tokens) : std::get<std::vector<TokenId>>(std::move(p));
         if (auto ok = openai::check_prompt_ids(ids, prepared.model->limits.vocab_size); !ok) return respond_error(exchange, ok.error());
         openai::PromptUse use{static_cast<uint32_t>(ids.size())};
-        if (request->echo) use.echo = text != nullptr ? *text : openai::decode_text(tokenizer, ids, request->options.skip_special_tokens);
+        if (request->echo) use.echo = text != nullptr ? *text : tokenizer.decode(ids, request->options.skip_special_tokens);
         prepared.response.prompts.push_back(std::move(use));
         prompts.push_back(std::move(ids));
     }

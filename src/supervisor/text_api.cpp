@@ -3,34 +3,18 @@
 #include <boost/asio/post.hpp>
 
 #include "api_answers.hpp"
-#include "baton/base/log.hpp"
 #include "baton/openai/response.hpp"
 #include "baton/openai/text_request.hpp"
 #include "chat_prompt.hpp"
 
 namespace baton::supervisor {
-namespace {
-
-/// The text of one token alone: a part of a character shows as U+FFFD.
-std::string piece_of(const text::Tokenizer& tokenizer, TokenId id) {
-    text::Utf8Assembler assembler;
-    std::string out = assembler.push(tokenizer.token_bytes(id));
-    return out + assembler.finish();
-}
-
-}  // namespace
 
 void TextApi::add_routes(http::Router& router) {
     const auto add = [&](const char* pattern, Handler handler) {
         router.add("POST", pattern, {http::Access::kInference, true}, [this, handler](std::shared_ptr<http::Exchange> e, const http::Params&) {
             std::string body = e->take_body();
             boost::asio::post(text_, [this, handler, e = std::move(e), body = std::move(body)] {
-                try {
-                    (this->*handler)(*e, body);
-                } catch (const std::exception& error) {
-                    log::error("request.exception", {{"what", error.what()}});
-                    respond_error(*e, Error{ErrorCode::kInternal, "internal error", ""});
-                }
+                answer_exceptions(*e, [&] { (this->*handler)(*e, body); });
             });
         });
     };
@@ -48,17 +32,10 @@ openai::ParseOptions TextApi::parse_options() const {
     return options;
 }
 
-std::shared_ptr<const ServedModel> TextApi::model_of(const std::string& uid, http::Exchange& exchange) const {
-    auto model = models_.find(uid);
-    if (model) return model;
-    respond_error(exchange, models_.loading(uid) ? openai::model_not_ready(uid) : openai::model_not_found(uid, models_.uids()));
-    return nullptr;
-}
-
 void TextApi::tokenize(http::Exchange& exchange, const std::string& body) {
     const auto request = openai::parse_tokenize_request(body, parse_options());
     if (!request) return respond_error(exchange, request.error());
-    const auto model = model_of(request->model, exchange);
+    const auto model = model_or_answer(models_, request->model, exchange);
     if (!model) return;
     const text::Tokenizer& tokenizer = *model->info.tokenizer;
     std::vector<TokenId> ids;
@@ -74,11 +51,11 @@ void TextApi::tokenize(http::Exchange& exchange, const std::string& body) {
     Json out = {{"count", ids.size()}, {"max_model_len", model->limits.context_tokens}, {"tokens", ids}};
     if (request->with_pieces) {
         out["tokens"] = Json::array();
-        for (const TokenId id : ids) out["tokens"].push_back({{"id", id}, {"piece", piece_of(tokenizer, id)}});
+        for (const TokenId id : ids) out["tokens"].push_back({{"id", id}, {"piece", openai::piece_text(tokenizer, id)}});
     }
     if (request->token_strs) {
         out["token_strs"] = Json::array();
-        for (const TokenId id : ids) out["token_strs"].push_back(piece_of(tokenizer, id));
+        for (const TokenId id : ids) out["token_strs"].push_back(openai::piece_text(tokenizer, id));
     }
     answer(exchange, out);
 }
@@ -86,20 +63,20 @@ void TextApi::tokenize(http::Exchange& exchange, const std::string& body) {
 void TextApi::detokenize(http::Exchange& exchange, const std::string& body) {
     const auto request = openai::parse_detokenize_request(body, parse_options());
     if (!request) return respond_error(exchange, request.error());
-    const auto model = model_of(request->model, exchange);
+    const auto model = model_or_answer(models_, request->model, exchange);
     if (!model) return;
     for (const TokenId id : request->tokens)
         if (static_cast<uint32_t>(id) >= model->limits.vocab_size)
             return respond_error(exchange, Error{ErrorCode::kInvalidArgument,
                                                  "token id " + std::to_string(id) + " is out of vocabulary: ids are below " + std::to_string(model->limits.vocab_size), "tokens"});
-    const std::string text = openai::decode_text(*model->info.tokenizer, request->tokens, request->skip_special_tokens);
+    const std::string text = model->info.tokenizer->decode(request->tokens, request->skip_special_tokens);
     answer(exchange, {{"prompt", text}, {"content", text}});
 }
 
 void TextApi::render(http::Exchange& exchange, const std::string& body) {
     const auto request = openai::parse_chat_request(body, parse_options());
     if (!request) return respond_error(exchange, request.error());
-    const auto model = model_of(request->model, exchange);
+    const auto model = model_or_answer(models_, request->model, exchange);
     if (!model) return;
     const auto prompt = chat_prompt(*model, *request);
     if (!prompt) return respond_error(exchange, prompt.error());

@@ -22,8 +22,6 @@ class TextApi {
     void detokenize(http::Exchange& exchange, const std::string& body);
     void render(http::Exchange& exchange, const std::string& body);
     [[nodiscard]] openai::ParseOptions parse_options() const;
-    /// The model of that name; nothing, and then an error was answered.
-    [[nodiscard]] std::shared_ptr<const ServedModel> model_of(const std::string& uid, http::Exchange& exchange) const;
 
     boost::asio::thread_pool& text_;
     const config::SupervisorSettings& settings_;

@@ -14,10 +14,10 @@
 #include "baton/base/fd.hpp"
 #include "baton/config/settings.hpp"
 #include "baton/net/connection.hpp"
+#include "baton/worker/host_facts.hpp"
 #include "worker/child.hpp"
 #include "worker/gpu_list.hpp"
 #include "worker/gpu_meter.hpp"
-#include "worker/host_facts.hpp"
 #include "worker/pulls.hpp"
 #include "worker/snapshot_store.hpp"
 

@@ -1,4 +1,4 @@
-#include "worker/host_facts.hpp"
+#include "baton/worker/host_facts.hpp"
 
 #include <sched.h>
 

@@ -100,8 +100,7 @@ class ResponseBuilder {
 [[nodiscard]] std::string system_fingerprint(std::string_view model_identity,
                                              std::string_view configuration);
 
-/// The text of ids: valid UTF-8, special tokens left out where asked.
-[[nodiscard]] std::string decode_text(const text::Tokenizer& tokenizer,
-                                      std::span<const TokenId> ids, bool skip_special_tokens);
+/// The text of one token alone: a part of a character shows as U+FFFD.
+[[nodiscard]] std::string piece_text(const text::Tokenizer& tokenizer, TokenId id);
 
 }  // namespace baton::openai
