@@ -125,7 +125,10 @@ void Deployment::launch(Done done) {
         if (const auto self = w.lock(); self && !ec) self->fail_launch({ErrorCode::kTimeout, "the launch took too long", ""});
     });
     tick();
-    for (Slot& s : slots_) spawn(s);
+    for (Slot& s : slots_) {
+        if (ending_) return;  // a worker was gone before all had been asked
+        spawn(s);
+    }
 }
 
 void Deployment::prepare(Done done) {
@@ -561,9 +564,12 @@ void Deployment::stop_slots(uint32_t grace_ms) {
 
 void Deployment::maybe_finished() {
     if (!ending_ || state_ == DeploymentState::kTerminated) return;
-    // One that is being spawned has no pid yet: its worker spawns it, then hears that it is to stop.
-    for (const Slot& s : slots_)
-        if ((s.pid != 0 || s.state == SlotState::kSpawning) && services_.workers.find(s.placement.worker_ip) != nullptr) return;
+    // One that is being spawned has no pid yet: its worker spawns it, then hears that it is to stop. One without an epoch was
+    // never asked for: the launch ended while the model's files were brought.
+    for (const Slot& s : slots_) {
+        const bool has_process = s.pid != 0 || (s.state == SlotState::kSpawning && s.epoch.value != 0);
+        if (has_process && services_.workers.find(s.placement.worker_ip) != nullptr) return;
+    }
     timer_.cancel();
     router_.reset();
     router_count_.reset();
