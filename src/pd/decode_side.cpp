@@ -125,6 +125,7 @@ void ReplicaCore::Impl::on_commit(TimeMs now, wire::ReplicaTarget from, const wi
     }
     t.committed = true;
     t.commit_at = now;
+    t.commit_us = us(now);
     t.checksums = m.checksums;
     leg->sequence.emitted = m.emitted;
     leg->tokens.push_back(m.emitted.back());
@@ -200,7 +201,7 @@ void ReplicaCore::Impl::finish_load(TimeMs now, Leg& leg) {
                                t.bytes});
     to_peer(t.source, wire::Release{t.offer, true});
     to_supervisor(wire::HandoffDone{leg.sequence.ref, t.bytes, t.have_blocks, t.mover,
-                                    (now - t.commit_at) * 1000, t.pull_us, t.tail_us});
+                                    us(now) - t.commit_us, t.pull_us, t.tail_us});
 }
 
 /// The bytes are void: computes what the own cache does not hold. Counted, never an error.

@@ -264,6 +264,7 @@ Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
     leg.tokens = sequence.prompt;
     leg.tokens.insert(leg.tokens.end(), sequence.emitted.begin(), sequence.emitted.end());
     leg.deadline = now + sequence.time_left_ms;
+    leg.arrived_us = us(now);
     by_id[sequence.ref.id] = &leg;
     return leg;
 }

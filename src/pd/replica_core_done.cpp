@@ -27,6 +27,7 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
         if (s.item < sampled_of_item.size()) sampled_of_item[s.item] = &s;
     after.clear();
     wire::TokenBatch batch = std::exchange(spare, {});
+    batch.starts.clear();
     batch_used = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
         fetch_for_done(plan, i, batch);
@@ -38,7 +39,7 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
             continue;
         }
         const size_t before = batch_used;
-        if (!item_done(*leg, plan.items[i], sampled_of_item[i], batch)) continue;
+        if (!item_done(now, *leg, plan.items[i], sampled_of_item[i], batch)) continue;
         const bool has_token = batch_used > before;
         after.push_back(
             {leg, has_token, has_token ? batch.items[before].finish : wire::Finish::kNone});
@@ -51,8 +52,8 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
 }
 
 /// False where the leg failed and is gone.
-bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled* sampled,
-                                  wire::TokenBatch& batch) {
+bool ReplicaCore::Impl::item_done(TimeMs now, Leg& leg, const StepItem& item,
+                                  const Sampled* sampled, wire::TokenBatch& batch) {
     const bool decode_row = item.sample && leg.emitted() > 0 && !leg.handout;
     prefill_tokens += item.tokens - (decode_row ? 1 : 0);
     leg.computed = item.position + item.tokens;
@@ -70,9 +71,16 @@ bool ReplicaCore::Impl::item_done(Leg& leg, const StepItem& item, const Sampled*
     }
     add_snapshots(leg);
     if (leg.handout) leg.handout->checksums = sampled->block_checksums;
+    if (!leg.reported) tell_start(now, leg, batch);
     if (batch_used == batch.items.size()) batch.items.emplace_back();
     emit(leg, sampled->token, batch.items[batch_used++]);
     return true;
+}
+
+/// How the first token came about, where the prompt was computed here.
+void ReplicaCore::Impl::tell_start(TimeMs now, const Leg& leg, wire::TokenBatch& batch) const {
+    if (leg.begun_us < 0) return;
+    batch.starts.push_back({leg.ref, leg.begun_us - leg.arrived_us, us(now) - leg.begun_us});
 }
 
 /// What follows a leg's part of a step once its token is out.

@@ -58,6 +58,7 @@ struct Takeover {
     bool verifying = false;
     bool source_knows = false;  ///< the source needs no Release
     TimeMs commit_at;
+    int64_t commit_us = 0;
     uint64_t bytes = 0;
     int64_t pull_us = 0, tail_us = -1;  ///< of PullResult
     std::string mover, reason;
@@ -94,6 +95,8 @@ struct alignas(64) Leg {
     wire::Sequence sequence;
     std::vector<Digest> keys;     ///< of complete blocks, as far as needed yet
     TimeMs deadline;
+    int64_t arrived_us = 0;
+    int64_t begun_us = -1;   ///< when its first step was planned; -1: none yet, or its prompt was computed elsewhere
     uint64_t lease_ask = 0;  ///< open StoreLease
     uint64_t copy = 0;       ///< open StoreCopy into `blocks`
     std::unique_ptr<Takeover> takeover;
@@ -199,11 +202,12 @@ struct ReplicaCore::Impl {
     void peer_down(wire::ReplicaTarget peer);
     void send_failed(wire::SeqRef ref, ErrorCode code, std::string_view reason);
     [[nodiscard]] bool linked(wire::ReplicaTarget peer) const;
+    [[nodiscard]] int64_t us(TimeMs now) const { return config.clock_us ? config.clock_us() : now.ms * 1000; }
 
     // Steps.
     void plan(TimeMs now, StepPlan& plan);
-    [[nodiscard]] bool plan_rows(StepPlan& plan);
-    void plan_prompts(StepPlan& plan);
+    [[nodiscard]] bool plan_rows(TimeMs now, StepPlan& plan);
+    void plan_prompts(TimeMs now, StepPlan& plan);
     [[nodiscard]] bool may_step(const Leg& leg) const;
     [[nodiscard]] bool next_token_is_last(const Leg& leg) const;
     void admit(TimeMs now);
@@ -216,12 +220,13 @@ struct ReplicaCore::Impl {
     [[nodiscard]] Growth grow(Leg& leg);
     void reserve_blocks(Leg& leg) const;
     void preempt(Leg& leg);
-    void add_item(StepPlan& plan, Leg& leg, uint32_t rows);
+    void add_item(TimeMs now, StepPlan& plan, Leg& leg, uint32_t rows);
     void ensure_keys(Leg& leg, uint32_t count);
     void raise_generations(const std::vector<BlockId>& blocks);
     void step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
-    [[nodiscard]] bool item_done(Leg& leg, const StepItem& item, const Sampled* sampled,
+    [[nodiscard]] bool item_done(TimeMs now, Leg& leg, const StepItem& item, const Sampled* sampled,
                                  wire::TokenBatch& batch);
+    void tell_start(TimeMs now, const Leg& leg, wire::TokenBatch& batch) const;
     void after_item(TimeMs now, Leg& leg, bool sampled, wire::Finish finish);
     void step_failed(const StepPlan& plan, std::string_view reason);
     void emit(Leg& leg, const wire::Token& token, wire::SeqTokens& out);

@@ -116,7 +116,7 @@ void ReplicaCore::Impl::plan(TimeMs now, StepPlan& plan) {
     if (running.empty()) return;
     plan.items.reserve(running.size());
     plan.tokens.reserve(config.step_tokens);
-    if (plan_rows(plan)) plan_prompts(plan);
+    if (plan_rows(now, plan)) plan_prompts(now, plan);
 }
 
 /// True where the leg may be in one more plan. No rows are added while an offer waits for those under way.
@@ -132,7 +132,7 @@ bool ReplicaCore::Impl::next_token_is_last(const Leg& leg) const {
 
 /// A row for each sequence that decodes. False where blocks ran out and a step under way still holds those of the
 /// youngest: this plan must end here, so that it can be preempted when that step is done.
-bool ReplicaCore::Impl::plan_rows(StepPlan& plan) {
+bool ReplicaCore::Impl::plan_rows(TimeMs now, StepPlan& plan) {
     for (size_t i = 0; i < running.size();) {
         if (i + 2 * kFetchAhead < running.size()) running[i + 2 * kFetchAhead]->fetch();
         if (i + kFetchAhead < running.size()) running[i + kFetchAhead]->fetch_blocks();
@@ -141,7 +141,7 @@ bool ReplicaCore::Impl::plan_rows(StepPlan& plan) {
             const Growth growth = grow(leg);
             if (growth == Growth::kWait) return false;
             if (growth == Growth::kPreempted) continue;  // gone from this place
-            add_item(plan, leg, 1);
+            add_item(now, plan, leg, 1);
         }
         ++i;
     }
@@ -149,7 +149,7 @@ bool ReplicaCore::Impl::plan_rows(StepPlan& plan) {
 }
 
 /// Chunks of prompts, oldest first.
-void ReplicaCore::Impl::plan_prompts(StepPlan& plan) {
+void ReplicaCore::Impl::plan_prompts(TimeMs now, StepPlan& plan) {
     // A prompt gets a block's worth of rows in any case: decoding never starves it.
     const auto rows = static_cast<uint32_t>(plan.tokens.size());
     uint32_t budget = config.step_tokens > rows ? config.step_tokens - rows : 0;
@@ -164,17 +164,18 @@ void ReplicaCore::Impl::plan_prompts(StepPlan& plan) {
             if (whole <= leg.planned()) break;
             take = whole - leg.planned();
         }
-        add_item(plan, leg, take);
+        add_item(now, plan, leg, take);
         budget -= take;
     }
 }
 
-void ReplicaCore::Impl::add_item(StepPlan& plan, Leg& leg, uint32_t rows) {
+void ReplicaCore::Impl::add_item(TimeMs now, StepPlan& plan, Leg& leg, uint32_t rows) {
     if (leg.state == kNoState) {
         BATON_CHECK(!free_states.empty());
         leg.state = free_states.back();
         free_states.pop_back();
     }
+    if (!leg.reported && leg.begun_us < 0 && !leg.takeover) leg.begun_us = us(now);
     StepItem& item = plan.items.emplace_back();
     item.ref = leg.ref;
     item.handle = leg.handle;

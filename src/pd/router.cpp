@@ -86,6 +86,7 @@ Expected<void> Router::submit(TimeMs now, wire::Sequence sequence, TimeMs deadli
     e.sequence.ref.attempt = 1;
     e.sequence.recovering = false;
     e.serial = r.next_serial++;
+    e.submitted = now;
     e.deadline = deadline;
     e.base = e.emitted();
     r.deadlines.emplace(deadline, id);
@@ -156,7 +157,17 @@ Router::Impl::Entry* Router::Impl::current(wire::SeqRef ref, wire::ReplicaTarget
 }
 
 void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::TokenBatch& m) {
+    for (const wire::SeqStart& start : m.starts) take_start(from, start);
     for (const wire::SeqTokens& item : m.items) take_tokens(now, from, item);
+}
+
+/// Only what brought the first token counts.
+void Router::Impl::take_start(wire::ReplicaTarget from, const wire::SeqStart& m) {
+    Entry* e = current(m.ref, from);
+    if (e == nullptr || e->emitted() > 0) return;
+    e->stages.prefill_replica = from.replica;
+    e->stages.queue_us = (e->sent - e->submitted) * 1000 + std::max<int64_t>(m.queue_us, 0);
+    e->stages.prefill_us = std::max<int64_t>(m.prefill_us, 0);
 }
 
 /// Token 1 comes from P and token 2 from D, over two links: tokens are put in order by their index.
@@ -179,6 +190,8 @@ void Router::Impl::take_tokens(TimeMs now, wire::ReplicaTarget from, const wire:
     if (!delivery.tokens.empty()) {
         e.tries = 0;
         e.refused.clear();
+        e.stages.decode_replica = e.state == State::kDecode ? e.decode.replica : from.replica;
+        delivery.stages = e.stages;
         actions.emplace_back(std::move(delivery));
     }
     if (e.finish != wire::Finish::kNone && e.emitted() >= e.finish_at) {
@@ -259,7 +272,8 @@ void Router::Impl::on(TimeMs now, wire::ReplicaTarget from, const wire::HandoffD
     count(handoff_bytes, m.mover, m.bytes);
     count(handoff_pull_us, m.mover, static_cast<uint64_t>(std::max<int64_t>(m.pull_us, 0)));
     // Where P's progress is not seen, what the hand-off added is counted from its Commit on.
-    count(handoff_exposed_us, m.mover, static_cast<uint64_t>(std::max<int64_t>(m.tail_us >= 0 ? m.tail_us : m.exposed_us, 0)));
+    e->stages.handoff_us = std::max<int64_t>(m.tail_us >= 0 ? m.tail_us : m.exposed_us, 0);
+    count(handoff_exposed_us, m.mover, static_cast<uint64_t>(e->stages.handoff_us));
 }
 
 /// D has the sequence and goes on with it.

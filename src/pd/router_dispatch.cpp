@@ -58,6 +58,7 @@ void Router::Impl::start_pair(TimeMs now, Entry& e, const ReplicaRing::Pair& pai
     e.named.assign(1, pair.decode);
     e.base = e.emitted();
     e.sequence.time_left_ms = std::max<int64_t>(e.deadline - now, 1);
+    e.sent = now;
     send(e.prefill, wire::Prefill{e.sequence, e.decode});
 }
 
@@ -68,6 +69,7 @@ void Router::Impl::start_sole(TimeMs now, Entry& e, wire::ReplicaTarget target) 
     e.decode = target;
     e.base = e.emitted();
     e.sequence.time_left_ms = std::max<int64_t>(e.deadline - now, 1);
+    e.sent = now;
     send(target, wire::Run{e.sequence});
 }
 
@@ -181,7 +183,7 @@ void Router::Impl::end(Entry& e, wire::Finish finish, Error error) {
     else if (error.code == ErrorCode::kAborted) ++ended_aborted;
     else ++ended_error;
     if (finish != wire::Finish::kNone) error = Error{ErrorCode::kOk, {}, {}};
-    actions.emplace_back(End{id, finish, std::move(error), e.cached_tokens, std::move(e.served_by)});
+    actions.emplace_back(End{id, finish, std::move(error), e.cached_tokens, std::move(e.served_by), e.stages});
     entries.erase(id);
 }
 

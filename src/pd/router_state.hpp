@@ -31,6 +31,7 @@ struct Router::Impl {
     struct Entry {
         wire::Sequence sequence;  ///< `emitted` are the tokens delivered; `ref.attempt` the current try
         uint64_t serial = 0;      ///< order of submission
+        TimeMs submitted, sent;   ///< to the router; of this attempt to a replica
         TimeMs deadline;
         TimeMs wake = kNever;     ///< when to look at it again (pause over, hole too old)
         State state = State::kWaiting;
@@ -51,6 +52,7 @@ struct Router::Impl {
         bool cached_known = false;
         uint32_t cached_tokens = 0;
         std::vector<ReplicaId> served_by;
+        Stages stages;
         std::string last_failure;
 
         [[nodiscard]] uint32_t emitted() const { return static_cast<uint32_t>(sequence.emitted.size()); }
@@ -73,6 +75,7 @@ struct Router::Impl {
     void on(TimeMs now, wire::ReplicaTarget from, const wire::Fallback& m);
     template <class T>
     void on(TimeMs, wire::ReplicaTarget, const T&) {}  // not for the router
+    void take_start(wire::ReplicaTarget from, const wire::SeqStart& m);
     void take_tokens(TimeMs now, wire::ReplicaTarget from, const wire::SeqTokens& m);
     void taken_over(TimeMs now, Entry& e, wire::ReplicaTarget by);
     void watch(TimeMs now, Entry& e);

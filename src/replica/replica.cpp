@@ -194,6 +194,7 @@ class Replica {
         core.prefix_cache = settings_.prefix_cache;
         core.snapshots = settings_.snapshots && !settings_.worker_unix.empty();
         core.snapshot_read_always = settings_.snapshot_read_always;
+        core.clock_us = steady_now_us;
         return core;
     }
 

@@ -38,6 +38,8 @@ struct CoreConfig {
     /// 1: the device samples by itself, so a sequence may be in a second plan while the token that this plan's row is of
     /// is not known yet (StepItem::pending). 0: a sequence is in one plan at a time.
     uint32_t steps_ahead = 0;
+    /// Microseconds on the clock of `now`, for the times that are told (SeqStart, HandoffDone); decides nothing. Null: `now`.
+    int64_t (*clock_us)() = nullptr;
 };
 
 /// Rows that a plan may have: `step_tokens`, and in any case one of each sequence and a block's worth of a prompt.

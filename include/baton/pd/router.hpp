@@ -28,8 +28,17 @@ enum class Phase : uint8_t { kQueued, kPrefill, kTransfer, kDecode };  ///< of a
 
 // ---- actions ------------------------------------------------------------------------------------------------------
 struct SendReplica { wire::ReplicaTarget to; wire::Message message; };
+/// Where a sequence was and where its time went, as far as it is known (0, -1): the one place that timings of answers and
+/// histograms of stages are made from.
+struct Stages {
+    ReplicaId prefill_replica;  ///< computed the prompt
+    ReplicaId decode_replica;   ///< gave the newest token
+    int64_t queue_us = -1;    ///< from submit() to the first step of the attempt that gave the first token; lost attempts count as waiting
+    int64_t prefill_us = -1;  ///< from there to the first token, at the replica
+    int64_t handoff_us = -1;  ///< what the hand-off took after the prefill: from P's last layer (where that is not seen, from Commit) until D had all
+};
 /// New tokens of a sequence, in order, each exactly once.
-struct Deliver { SequenceId id; std::vector<wire::Token> tokens; uint32_t first_index = 0; };
+struct Deliver { SequenceId id; std::vector<wire::Token> tokens; uint32_t first_index = 0; Stages stages{}; };
 /// The sequence is over. `finish` kNone: it failed with `error`. Exactly one a sequence.
 struct End {
     SequenceId id;
@@ -37,6 +46,7 @@ struct End {
     Error error;
     uint32_t cached_tokens = 0;
     std::vector<ReplicaId> served_by;
+    Stages stages{};
 };
 using RouterAction = std::variant<SendReplica, Deliver, End>;
 

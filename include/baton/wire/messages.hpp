@@ -208,9 +208,17 @@ struct SeqTokens {
     uint32_t cached_tokens = 0;  ///< with the first token: prompt tokens taken from the replica's own prefix cache
     BATON_FIELDS(ref, first_index, tokens, finish, cached_tokens)
 };
+/// How a sequence's first token came about; with the batch that brings it, from the replica that computed its prompt.
+struct SeqStart {
+    SeqRef ref;
+    int64_t queue_us = 0;    ///< from its arrival at the replica to the first step that it was part of
+    int64_t prefill_us = 0;  ///< from then to its first token
+    BATON_FIELDS(ref, queue_us, prefill_us)
+};
 struct TokenBatch {
     std::vector<SeqTokens> items;
-    BATON_FIELDS(items)
+    std::vector<SeqStart> starts{};  ///< of some of the items' sequences
+    BATON_FIELDS(items, starts)
 };
 /// P: the decode target has no room or no link; the KV waits here.
 struct TargetBusy {

@@ -79,6 +79,7 @@ TEST(DecodeSide, TakesOverAndDecodesFromTheSecondToken) {
     const auto whole = expected(ids(22), 6);
     EXPECT_EQ(r.first_indices.at(SequenceId{1}), 1u);
     EXPECT_EQ(r.tokens(1), std::vector<TokenId>(whole.begin() + 1, whole.end()));
+    for (const auto& batch : r.told<wire::TokenBatch>()) EXPECT_TRUE(batch.starts.empty()) << "its prompt was computed elsewhere";
     EXPECT_EQ(r.core.stats().prefill_tokens, 0u);
     EXPECT_EQ(r.core.stats().generated_tokens, 5u);
     EXPECT_EQ(r.core.stats().handoff_bytes, 1000u);

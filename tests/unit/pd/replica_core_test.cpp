@@ -39,6 +39,28 @@ TEST(ReplicaCore, HybridComputesInChunksAndDecodes) {
     EXPECT_EQ(s.blocks_free + s.blocks_cached, 64u);
 }
 
+TEST(ReplicaCore, TellsHowTheFirstTokenCameAbout) {
+    Rig r(config(Role::kHybrid));
+    r.supervise(run(sequence(1, ids(22), 3)));
+    r.now = r.now + 5;  // waits
+    const StepPlan first = r.plan();
+    r.now = r.now + 7;
+    r.done(first);
+    r.now = r.now + 2;
+    const StepPlan second = r.plan();
+    r.now = r.now + 4;
+    r.done(second);
+    r.run_dry();
+    const auto batches = r.told<wire::TokenBatch>();
+    ASSERT_EQ(batches.size(), 3u);
+    ASSERT_EQ(batches[0].starts.size(), 1u);
+    EXPECT_EQ(batches[0].starts[0].ref.id, SequenceId{1});
+    EXPECT_EQ(batches[0].starts[0].queue_us, 5'000);
+    EXPECT_EQ(batches[0].starts[0].prefill_us, 13'000);
+    EXPECT_TRUE(batches[1].starts.empty());
+    EXPECT_TRUE(batches[2].starts.empty());
+}
+
 TEST(ReplicaCore, StopTokenEndsASequence) {
     Rig r(config(Role::kHybrid));
     auto s = sequence(1, ids(9), 20);

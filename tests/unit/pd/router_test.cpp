@@ -56,6 +56,9 @@ struct Bench {
         for (const TokenId id : ids) item.tokens.push_back({id, 0.0f, {}});
         say(from, wire::TokenBatch{{item}});
     }
+    void first_token(ReplicaTarget from, SeqRef ref, int64_t queue_us, int64_t prefill_us) {
+        say(from, wire::TokenBatch{{{ref, 0, {{5, 0.0f, {}}}, Finish::kNone, 0}}, {{ref, queue_us, prefill_us}}});
+    }
     void failed(ReplicaTarget from, SeqRef ref, ErrorCode code, std::string reason) {
         say(from, wire::SequenceFailed{ref, static_cast<uint8_t>(code), std::move(reason)});
     }
@@ -72,6 +75,7 @@ struct Bench {
         for (RouterAction& action : router.take_actions()) {
             if (auto* s = std::get_if<SendReplica>(&action)) sent.push_back(*s);
             if (auto* d = std::get_if<Deliver>(&action)) {
+                stages[d->id.value] = d->stages;
                 auto& list = delivered[d->id.value];
                 EXPECT_EQ(d->first_index, list.size());
                 for (const auto& t : d->tokens) list.push_back(t.id);
@@ -120,6 +124,7 @@ struct Bench {
     Router router;
     std::vector<SendReplica> sent;
     std::map<uint64_t, std::vector<TokenId>> delivered;
+    std::map<uint64_t, Stages> stages;  ///< with the newest of them
     std::map<uint64_t, End> ended;
 };
 
@@ -269,6 +274,73 @@ TEST(Router, TokensComeInOrderWhateverLinkIsFaster) {
     EXPECT_EQ(b.count(stats.handoff_bytes_by_mover, "shm"), 4096u);
     EXPECT_EQ(b.count(stats.handoff_pull_us_by_mover, "shm"), 700u);
     EXPECT_EQ(b.count(stats.handoff_exposed_us_by_mover, "shm"), 25u);
+}
+
+TEST(Router, TimesOfStagesComeWithTheTokensAndTheEnd) {
+    Bench b;
+    b.one_by_one();
+    ASSERT_TRUE(b.submit(1));
+    b.first_token(kP1, ref(1), 300, 4'000);
+    EXPECT_EQ(b.stages[1].queue_us, 300);
+    EXPECT_EQ(b.stages[1].prefill_us, 4'000);
+    EXPECT_EQ(b.stages[1].handoff_us, -1) << "not over yet";
+    EXPECT_EQ(b.stages[1].prefill_replica, kP1.replica);
+    EXPECT_EQ(b.stages[1].decode_replica, kP1.replica);
+    b.say(kD1, wire::HandoffDone{ref(1), 4096, 0, "shm", 90, 700, 25});
+    b.token(kD1, ref(1), 1, {6});
+    EXPECT_EQ(b.stages[1].handoff_us, 25);
+    b.token(kD1, ref(1), 2, {7}, Finish::kStop);
+    EXPECT_EQ(b.ended.at(1).stages.prefill_us, 4'000);
+    EXPECT_EQ(b.ended.at(1).stages.handoff_us, 25);
+    EXPECT_EQ(b.ended.at(1).stages.prefill_replica, kP1.replica);
+    EXPECT_EQ(b.ended.at(1).stages.decode_replica, kD1.replica);
+
+    ASSERT_TRUE(b.submit(2));
+    b.first_token(kP1, ref(2), -5, -7);
+    EXPECT_EQ(b.stages[2].queue_us, 0);
+    EXPECT_EQ(b.stages[2].prefill_us, 0);
+    b.say(kD1, wire::HandoffDone{ref(2), 4096, 0, "tcp", 90, 700, -1});
+    b.token(kD1, ref(2), 1, {6}, Finish::kStop);
+    EXPECT_EQ(b.ended.at(2).stages.handoff_us, 90) << "progress was not seen";
+
+    ASSERT_TRUE(b.submit(3));
+    b.say(kD1, wire::HandoffDone{ref(3), 4096, 0, "shm", 90, 700, 30});  // faster than P's token
+    b.token(kD1, ref(3), 1, {6});
+    b.first_token(kP1, ref(3), 300, 4'000);
+    EXPECT_EQ(b.stages[3].prefill_replica, kP1.replica);
+    EXPECT_EQ(b.stages[3].decode_replica, kD1.replica);
+    EXPECT_EQ(b.stages[3].prefill_us, 4'000);
+}
+
+TEST(Router, ALostAttemptCountsAsWaiting) {
+    Bench b;
+    b.two_by_two();
+    ASSERT_TRUE(b.submit(1));
+    b.wait(50);
+    const ReplicaTarget first = b.prefill().first;
+    b.down(first);
+    const auto [second, again] = b.prefill();
+    EXPECT_NE(second, first);
+    b.first_token(first, ref(1), 1, 1);
+    EXPECT_FALSE(b.stages.contains(1)) << "of a replica that is gone";
+    b.first_token(second, ref(1, 2), 300, 4'000);
+    EXPECT_EQ(b.stages[1].queue_us, 50'300);
+    EXPECT_EQ(b.stages[1].prefill_us, 4'000);
+    b.down(again.target);
+    b.first_token(b.prefill().first, ref(1, 3), 9, 9);  // the first token is out already: what came after it is no start
+    EXPECT_EQ(b.stages[1].queue_us, 50'300);
+}
+
+TEST(Router, AHybridReplicaHasNoHandoffTime) {
+    Bench b;
+    b.slots({{kP1, Role::kHybrid}});
+    ASSERT_TRUE(b.submit(1));
+    b.first_token(kP1, ref(1), 10, 20);
+    b.token(kP1, ref(1), 1, {6}, Finish::kStop);
+    EXPECT_EQ(b.ended.at(1).stages.queue_us, 10);
+    EXPECT_EQ(b.ended.at(1).stages.prefill_replica, kP1.replica);
+    EXPECT_EQ(b.ended.at(1).stages.decode_replica, kP1.replica);
+    EXPECT_EQ(b.ended.at(1).stages.handoff_us, -1);
 }
 
 TEST(Router, FinishWaitsForTheMissingToken) {

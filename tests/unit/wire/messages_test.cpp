@@ -27,7 +27,7 @@ std::vector<Message> samples() {
             Hello{1, "replica", "m/1", "c", "p"},
             Prefill{sample_sequence(), {ReplicaId{2}, Epoch{5}}},
             Peers{{{{ReplicaId{1}, Epoch{1}}, 1, "h", "/run/x", "127.0.0.1:1"}}},
-            TokenBatch{{{{SequenceId{7}, 2}, 1, {{11, -0.5f, {{11, -0.5f}, {12, -1.0f}}}}, Finish::kStop, 16}}},
+            TokenBatch{{{{SequenceId{7}, 2}, 1, {{11, -0.5f, {{11, -0.5f}, {12, -1.0f}}}}, Finish::kStop, 16}}, {{{SequenceId{7}, 2}, 5, 6}}},
             Offer{OfferId{1}, sample_sequence(), {Digest{1}}, {3, 4}, {1, 1}, 20, 2},
             Commit{OfferId{1}, {9}, {123}},
             StoreSlots{4, {0, UINT32_MAX}},
@@ -97,6 +97,12 @@ TEST(Messages, GoldenBytesOfTheChannelMessages) {
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 44, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
     EXPECT_EQ(bytes_of(ChannelSent{3, 9}),
               (std::vector<uint8_t>{'B', 'T', 'N', '1', 45, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(Messages, GoldenBytesOfAFirstTokensStart) {
+    EXPECT_EQ(bytes_of(TokenBatch{{}, {{{SequenceId{7}, 2}, 5, 0x0102}}}),
+              (std::vector<uint8_t>{'B', 'T', 'N', '1', 11, 0, 0, 0, 36, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0,
+                                    5, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0}));
 }
 
 TEST(Messages, GoldenBytesOfAPull) {
