@@ -92,6 +92,9 @@ void add_config(CLI::App& app, Options& o) {
         add_settings(*sub, o);
         sub->callback([&o, show] { o.command = [&o, show] { return run_config(o.serve, show); }; });
     }
+    CLI::App* schema = config->add_subcommand("schema", "print the JSON schema of the settings file, of a launch body or of its replica_config");
+    schema->add_option("what", o.schema, "settings, launch or replica_config")->capture_default_str()->check(CLI::IsMember({"settings", "launch", "replica_config"}));
+    schema->callback([&o] { o.command = [&o] { return run_config_schema(o.schema); }; });
     config->add_subcommand("docs", "print docs/CONFIG.md")->group("")->callback([&o] { o.command = run_config_docs; });
 }
 

@@ -27,6 +27,8 @@ int run_serve(const ServeOptions& options);
 /// `config check|show`: what `serve` with these options would use.
 int run_config(const ServeOptions& options, bool show);
 int run_config_docs();
+/// `config schema`: `what` is settings, launch or replica_config.
+int run_config_schema(const std::string& what);
 /// `doctor`: looks at this host with the settings that `serve` with these options would use, and at the model `model_path` names.
 int run_doctor(const ServeOptions& options, bool json);
 int run_worker(const std::vector<std::string>& args);

@@ -30,6 +30,7 @@ struct Options {
     BenchHandoffOptions bench_handoff;
     Server server;
     bool doctor_json = false;
+    std::string schema = "settings";  ///< that `config schema` prints
     std::vector<std::string> rest;
     std::function<int()> command;
 };

@@ -122,6 +122,13 @@ int run_config_docs() {
     return kDone;
 }
 
+int run_config_schema(const std::string& what) {
+    using config::SchemaOf;
+    const SchemaOf of = what == "launch" ? SchemaOf::kLaunch : what == "replica_config" ? SchemaOf::kReplicaConfig : SchemaOf::kSettings;
+    std::printf("%s\n", config::json_schema(of).c_str());
+    return kDone;
+}
+
 int run_worker(const std::vector<std::string>& args) {
     auto settings = config::parse_worker_args(args);
     if (settings) {

@@ -115,48 +115,87 @@ constexpr auto kKvLayouts = std::to_array<Choice>({{"auto", ""}, {"block", "bloc
 constexpr auto kMovers = std::to_array<Choice>({{"auto", ""}, {"cuda_ipc", "cuda_ipc"}, {"nccl", "nccl"}, {"shm", "shm"}, {"tcp", "tcp"}});
 
 constexpr uint64_t kTebibyte = 1ull << 40;
+
+/// An engine keyword: how it is taken, and the part of the JSON schema that says the same.
+struct Keyword {
+    std::string_view name;
+    Take take;
+    Json (*schema)();
+    std::string_view meaning;
+};
+
+template <auto Member, uint64_t Min, uint64_t Max>
+Keyword number_of(std::string_view name, std::string_view meaning) {
+    return {name, number<Member, Min, Max>, [] { return Json{{"type", {"integer", "null"}}, {"minimum", Min}, {"maximum", Max}}; }, meaning};
+}
+
+template <auto Member>
+Keyword flag_of(std::string_view name, std::string_view meaning) {
+    return {name, flag<Member>, [] { return Json{{"type", {"boolean", "null"}}}; }, meaning};
+}
+
+template <auto Member, const auto& Choices>
+Keyword choice_of(std::string_view name, std::string_view meaning) {
+    return {name, choice<Member, Choices>,
+            [] {
+                Json out{{"enum", Json::array()}};
+                for (const Choice& c : Choices) out["enum"].push_back(c.name);
+                out["enum"].push_back(nullptr);
+                return out;
+            },
+            meaning};
+}
+
+Json text_or_null() { return {{"type", {"string", "null"}}}; }
+
+template <auto Member>
+Keyword text_of(std::string_view name, std::string_view meaning) {
+    return {name, text<Member>, text_or_null, meaning};
+}
+
+Json gpu_memory_schema() { return {{"type", {"number", "null"}}, {"exclusiveMinimum", 0}, {"maximum", 1}, {"default", kGpuMemoryUtilization}}; }
+
+Json environment_schema() {
+    return {{"type", {"object", "null"}},
+            {"maxProperties", kEnvsMax},
+            {"propertyNames", {{"pattern", "^(?!LD_|BATON_|GCONV_PATH$|GLIBC_TUNABLES$)[A-Za-z0-9_]+$"}}},
+            {"additionalProperties", {{"type", {"string", "number", "boolean"}}, {"maxLength", kEnvBytesMax}, {"not", {{"pattern", "\\u0000"}}}}}};
+}
+
 using R = LaunchRequest;
-const std::array<std::pair<std::string_view, Take>, 28> kKeywords = {{
-    {"max_model_len", number<&R::max_model_len, 1, 1 << 20>},
-    {"context_length", number<&R::max_model_len, 1, 1 << 20>},
-    {"max_num_seqs", number<&R::max_num_seqs, 1, 4096>},
-    {"max_num_batched_tokens", number<&R::max_num_batched_tokens, 1, 1 << 16>},
-    {"block_size", number<&R::block_size, 1, 256>},
-    {"threads", number<&R::threads, 1, 256>},
-    {"n_threads", number<&R::threads, 1, 256>},
-    {"kv_cache_bytes", number<&R::kv_cache_bytes, 1, 256 * kTebibyte>},
-    {"kv_cache_memory_bytes", number<&R::kv_cache_bytes, 1, 256 * kTebibyte>},
-    {"enable_prefix_caching", flag<&R::enable_prefix_caching>},
-    {"enable_xavier", flag<&R::enable_xavier>},
-    {"enable_thinking", flag<&R::enable_thinking>},
-    {"verify_handoff", flag<&R::verify_handoff>},
-    {"snapshots", flag<&R::snapshots>},
-    {"snapshot_read_always", flag<&R::snapshot_read_always>},
-    {"deterministic", flag<&R::deterministic>},
-    {"gpu_memory_utilization", gpu_memory},
-    {"dtype", choice<&R::dtype, kDtypes>},
-    {"kv_dtype", choice<&R::kv_dtype, kKvDtypes>},
-    {"kv_cache_dtype", choice<&R::kv_dtype, kKvDtypes>},
-    {"kv_layout", choice<&R::kv_layout, kKvLayouts>},
-    {"mover", choice<&R::mover, kMovers>},
-    {"fault", text<&R::fault>},
-    {"tool_call_parser", text<&R::tool_call_parser>},
-    {"reasoning_parser", text<&R::reasoning_parser>},
-    {"envs", environment},
-    {"vllm_transfer_backend_type", transfer_backend},
-    {"transfer_backend_type", transfer_backend},
-}};
 
-/// Keys of the launch API that other code reads, or that are accepted and say nothing baton could miss.
-constexpr auto kControlKeys = std::to_array<std::string_view>(
-    {"model_uid", "model_name", "model_engine", "model_type", "model_format", "model_size_in_billions", "quantization",
-     "model_path", "replica", "replica_config", "replica-config", "n_worker", "n_gpu", "worker_ip", "gpu_idx",
-     "request_limits", "peft_model_config", "tensor_parallel_size", "pipeline_parallel_size", "wait_ready"});
-
-bool is_control_key(std::string_view key) {
-    for (const std::string_view k : kControlKeys)
-        if (k == key) return true;
-    return false;
+const std::vector<Keyword>& keywords() {
+    static const std::vector<Keyword> kTable = {
+        number_of<&R::max_model_len, 1, 1 << 20>("max_model_len", "positions a sequence may have; default: the model's context"),
+        number_of<&R::max_model_len, 1, 1 << 20>("context_length", "another name of max_model_len"),
+        number_of<&R::max_num_seqs, 1, 4096>("max_num_seqs", "sequences in a step; default 64, on a GPU 256"),
+        number_of<&R::max_num_batched_tokens, 1, 1 << 16>("max_num_batched_tokens", "tokens in a step; default 512, on a GPU 2048"),
+        number_of<&R::block_size, 1, 256>("block_size", "tokens of a KV block; default 16, on a GPU 64, where it is 16, 32 or 64"),
+        number_of<&R::threads, 1, 256>("threads", "threads of a replica on the CPU; default: one a core"),
+        number_of<&R::threads, 1, 256>("n_threads", "another name of threads"),
+        number_of<&R::kv_cache_bytes, 1, 256 * kTebibyte>("kv_cache_bytes", "KV pool of each replica"),
+        number_of<&R::kv_cache_bytes, 1, 256 * kTebibyte>("kv_cache_memory_bytes", "another name of kv_cache_bytes"),
+        flag_of<&R::enable_prefix_caching>("enable_prefix_caching", "keep computed blocks for prompts that begin alike; default true"),
+        flag_of<&R::enable_xavier>("enable_xavier", "hybrid replicas share KV over the snapshot store"),
+        flag_of<&R::enable_thinking>("enable_thinking", "default of chat_template_kwargs.enable_thinking"),
+        flag_of<&R::verify_handoff>("verify_handoff", "compare checksums of every block that is handed over"),
+        flag_of<&R::snapshots>("snapshots", "use the host's snapshot store; default true"),
+        flag_of<&R::snapshot_read_always>("snapshot_read_always", "read the snapshot store for every prompt, not only for recoveries"),
+        flag_of<&R::deterministic>("deterministic", "GPU: bits that do not depend on the batch"),
+        {"gpu_memory_utilization", gpu_memory, gpu_memory_schema, "share of a GPU's memory for this launch's replicas on it"},
+        choice_of<&R::dtype, kDtypes>("dtype", "type of weights and activations"),
+        choice_of<&R::kv_dtype, kKvDtypes>("kv_dtype", "type of keys and values in the cache"),
+        choice_of<&R::kv_dtype, kKvDtypes>("kv_cache_dtype", "another name of kv_dtype"),
+        choice_of<&R::kv_layout, kKvLayouts>("kv_layout", "order of a block's pages"),
+        choice_of<&R::mover, kMovers>("mover", "how KV is moved; auto: the best that a pair of replicas has"),
+        text_of<&R::fault>("fault", "fault hook for tests; only where allow_fault_hooks is set"),
+        text_of<&R::tool_call_parser>("tool_call_parser", "format of the model's tool calls, by name; none: they are not told apart"),
+        text_of<&R::reasoning_parser>("reasoning_parser", "format of thoughts, by name; none: they are not told apart"),
+        {"envs", environment, environment_schema, "environment of the replicas' processes"},
+        {"vllm_transfer_backend_type", transfer_backend, text_or_null, "any name means Xavier"},
+        {"transfer_backend_type", transfer_backend, text_or_null, "any name means Xavier"},
+    };
+    return kTable;
 }
 
 }  // namespace
@@ -168,8 +207,8 @@ Expected<void> parse_engine_keywords(const Json& body, LaunchRequest& request) {
         std::string spelled = key;
         std::replace(spelled.begin(), spelled.end(), '-', '_');
         Take take = nullptr;
-        for (const auto& [name, how] : kKeywords)
-            if (name == spelled) take = how;
+        for (const Keyword& k : keywords())
+            if (k.name == spelled) take = k.take;
         if (take != nullptr) {
             BATON_TRY(take(value, key, request));
         } else {
@@ -177,6 +216,14 @@ Expected<void> parse_engine_keywords(const Json& body, LaunchRequest& request) {
         }
     }
     return {};
+}
+
+void add_keyword_schemas(Json& properties) {
+    for (const Keyword& k : keywords()) {
+        Json& schema = properties[std::string(k.name)];
+        schema = k.schema();
+        schema["description"] = k.meaning;
+    }
 }
 
 Expected<void> check_supported(const Json& body, const LaunchRequest& request) {

@@ -65,7 +65,7 @@ std::string kind_of(const Json& v) {
     if (v.is_null()) return "null";
     if (v.is_boolean()) return "a boolean";
     if (v.is_number_float()) return "a float";
-    if (v.is_number()) return "an integer";
+    if (v.is_number()) return is_integer(v) ? "an integer" : "an integer that is too large";
     if (v.is_string()) return "a string";
     if (v.is_array()) return "a list";
     return "an object";

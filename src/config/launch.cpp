@@ -9,14 +9,6 @@
 namespace baton::config {
 namespace {
 
-constexpr std::array<std::string_view, 6> kEngines = {"baton", "vLLM", "SGLang", "MLX", "Transformers", "llama.cpp"};
-
-bool equal_nocase(std::string_view a, std::string_view b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
-        return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
-    });
-}
-
 Expected<void> take_string(const Json& body, const char* key, std::string& out) {
     const Json* v = member(body, key);
     if (v == nullptr) return {};
@@ -151,18 +143,14 @@ bool ends_with_number_after(std::string_view text, std::string_view word) {
 
 }  // namespace
 
-bool is_known_engine(std::string_view engine) {
-    return std::any_of(kEngines.begin(), kEngines.end(), [&](std::string_view e) { return equal_nocase(e, engine); });
+const Rule& engine_rule() {
+    static const Rule kRule{.choices = {"baton", "vLLM", "SGLang", "MLX", "Transformers", "llama.cpp"}, .any_case = true};
+    return kRule;
 }
 
-std::string known_engines_text() {
-    std::string out;
-    for (size_t i = 0; i < kEngines.size(); ++i) {
-        if (i > 0) out += i + 1 == kEngines.size() ? " or " : ", ";
-        out += kEngines[i];
-    }
-    return out;
-}
+bool is_known_engine(std::string_view engine) { return why_broken(engine_rule(), engine).empty(); }
+
+std::string known_engines_text() { return choices_text(engine_rule(), ""); }
 
 Expected<LaunchRequest> parse_launch(std::string_view body, bool local_only) {
     BATON_TRY_ASSIGN(const Json json, parse_json_text(body));

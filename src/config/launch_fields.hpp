@@ -6,6 +6,7 @@
 
 #include "baton/config/launch.hpp"
 #include "config/json_text.hpp"
+#include "config/rule.hpp"
 
 /// The parts of parse_launch, in the order of the reference's table of checks.
 namespace baton::config {
@@ -54,5 +55,16 @@ struct ReplicaConfigEntry {
 [[nodiscard]] bool is_known_engine(std::string_view engine);
 /// "baton, vLLM, SGLang, MLX, Transformers or llama.cpp".
 [[nodiscard]] std::string known_engines_text();
+/// What matches those spellings.
+[[nodiscard]] const Rule& engine_rule();
+
+// The launch body's JSON schema (launch_schema.cpp); the tables of fields are the parser's own.
+/// Keys of the launch API that code beside the engine keywords' reads, or that are accepted and say nothing baton could miss.
+[[nodiscard]] bool is_control_key(std::string_view key);
+/// Adds a schema for each engine keyword.
+void add_keyword_schemas(Json& properties);
+/// The replica_config list, and a whole launch body whose replica_config is at `replica_config_ref`.
+[[nodiscard]] Json replica_config_schema();
+[[nodiscard]] Json launch_schema(std::string_view replica_config_ref);
 
 }  // namespace baton::config

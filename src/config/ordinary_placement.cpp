@@ -30,7 +30,7 @@ Expected<std::vector<std::string>> parse_worker_ips(const Json& value) {
 }
 
 Expected<std::vector<int64_t>> parse_gpu_indexes(const Json& value) {
-    if (is_integer(value)) return std::vector<int64_t>{value.get<int64_t>()};
+    if (is_integer(value)) return parse_gpu_indexes(Json::array({value}));
     if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_integer))
         return bad("gpu_idx must be an integer or a list of integers", "gpu_idx");
     std::vector<int64_t> out;

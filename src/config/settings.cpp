@@ -1,13 +1,13 @@
 #include "baton/config/settings.hpp"
 
-#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <variant>
 
-#include "baton/base/log.hpp"
 #include "baton/config/launch.hpp"
 #include "config/arguments.hpp"
 #include "config/json_text.hpp"
@@ -30,6 +30,14 @@ std::vector<std::string> split_commas(std::string_view text) {
         text.remove_prefix(std::min(comma + 1, text.size()));
     }
     return out;
+}
+
+/// JSON knows numbers, not integers: 30e3 and 30000.0 are 30000.
+bool is_whole(const Json& v) { return v.is_number_float() && std::isfinite(v.get<double>()) && v.get<double>() == std::trunc(v.get<double>()); }
+std::string digits(double whole) {
+    char text[400];
+    const auto [end, error] = std::to_chars(std::begin(text), std::end(text), whole, std::chars_format::fixed);
+    return whole == 0 ? "0" : error == std::errc() ? std::string(text, end) : "";
 }
 
 /// Takes one JSON value for a field; `where` is its path for the message.
@@ -63,9 +71,9 @@ struct FromJson {
     }
     template <std::integral T>
     Expected<void> operator()(T S::*field) {
-        if (!is_integer(value)) return wrong(where, "must be an integer, got " + kind_of(value));
+        if (!value.is_number_integer() && !is_whole(value)) return wrong(where, "must be an integer, got " + kind_of(value));
         T v{};
-        if (!parse_number(value.dump(), v)) return wrong(where, "is out of range: " + value.dump());
+        if (!parse_number(value.is_number_integer() ? value.dump() : digits(value.get<double>()), v)) return wrong(where, "is out of range: " + value.dump());
         settings.*field = v;
         return {};
     }
@@ -114,31 +122,25 @@ std::string folder(const char* xdg, const char* root_folder, const char* under_h
     return (home.empty() ? "/tmp" : home) + under_home + "/baton";
 }
 
-bool is_ip_address(const std::string& text) {
-    in6_addr address{};
-    return ::inet_pton(AF_INET, text.c_str(), &address) == 1 || ::inet_pton(AF_INET6, text.c_str(), &address) == 1;
-}
-
-Expected<void> check_addresses(const S& s) {
-    if (s.host.empty()) return wrong("host", "must not be empty");
-    if (s.advertise_address == "0.0.0.0" || s.advertise_address == "::")
-        return wrong("advertise_address", "must be an address others can reach, not " + s.advertise_address);
-    if (!s.advertise_address.empty() && !is_ip_address(s.advertise_address))
-        return wrong("advertise_address", "must be an IP address, got " + in_quotes(s.advertise_address));
-    if (s.link_address.empty()) return {};
-    uint16_t port = 0;
-    const size_t colon = s.link_address.rfind(':');
-    if (colon == std::string::npos || colon == 0 || !parse_number(std::string_view(s.link_address).substr(colon + 1), port))
-        return wrong("link_address", "must be IP:PORT, got " + in_quotes(s.link_address));
-    if (s.link_secret.size() < 16) return wrong("link_secret", "must have at least 16 characters where link_address is set");
-    return {};
-}
-
-Expected<void> check_numbers(const S& s) {
-    if (s.http_threads < 1 || s.http_threads > 64) return wrong("http_threads", "must be within 1..64");
-    if (s.text_threads < 1 || s.text_threads > 64) return wrong("text_threads", "must be within 1..64");
-    if (s.shutdown_timeout_ms < 0) return wrong("shutdown_timeout_ms", "must not be negative");
-    if (s.supervisor_grace_ms < 0) return wrong("supervisor_grace_ms", "must not be negative");
+/// Each value against its rule, by the table.
+Expected<void> check_rules(const S& s) {
+    for (const Setting& setting : settings_table()) {
+        const auto why = [&](const auto& value) -> std::string {
+            using T = std::decay_t<decltype(value)>;
+            if constexpr (std::is_same_v<T, bool>) {
+                return {};
+            } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+                for (const std::string& one : value)
+                    if (std::string w = why_broken(setting.rule, one); !w.empty()) return w;
+                return {};
+            } else {
+                return why_broken(setting.rule, value);
+            }
+        };
+        if (const std::string w = std::visit([&](auto field) { return why(s.*field); }, setting.field); !w.empty()) return wrong(setting.key, w);
+    }
+    if (!s.link_address.empty() && s.link_secret.size() < kLinkSecretMin)
+        return wrong("link_secret", "must have at least " + std::to_string(kLinkSecretMin) + " characters where link_address is set");
     return {};
 }
 
@@ -175,6 +177,7 @@ Expected<void> apply_file(SupervisorSettings& settings, std::string_view json_te
     BATON_TRY_ASSIGN(const Json json, parse_json_file(json_text));
     if (!json.is_object()) return fail(ErrorCode::kInvalidArgument, "the configuration must be a JSON object");
     for (const auto& [key, value] : json.items()) {
+        if (key == kSchemaKey && value.is_string()) continue;  // for editors
         const Setting* found = find_setting(key);
         if (found == nullptr) return wrong("/" + key, "is not a setting");
         BATON_TRY(std::visit(FromJson{settings, value, "/" + key}, found->field));
@@ -201,16 +204,7 @@ Expected<void> apply_environment(SupervisorSettings& settings) {
 Expected<void> check(SupervisorSettings& s) {
     if (s.state_dir.empty()) s.state_dir = default_state_dir();
     if (s.cache_dir.empty()) s.cache_dir = default_cache_dir();
-    log::Level level{};
-    if (!log::parse_level(s.log_level, level)) return wrong("log_level", "must be trace, debug, info, warn or error");
-    if (s.log_format != "text" && s.log_format != "json") return wrong("log_format", "must be text or json");
-    for (const auto* keys : {&s.api_keys, &s.inference_api_keys})
-        for (const auto& key : *keys)
-            if (key.empty() || std::any_of(key.begin(), key.end(), [](char c) { return c <= 0x20 || c == 0x7f; }))
-                return wrong(keys == &s.api_keys ? "api_keys" : "inference_api_keys", "must be non-empty and without spaces or control characters");
-    if (!s.model_root.empty() && s.model_root.front() != '/') return wrong("model_root", "must be an absolute path");
-    BATON_TRY(check_addresses(s));
-    BATON_TRY(check_numbers(s));
+    BATON_TRY(check_rules(s));
     return check_deployments(s);
 }
 

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "baton/config/settings.hpp"
+#include "config/rule.hpp"
 
 namespace baton::config {
 
 /// One setting through all its doors: the key of the JSON file, the environment variable, the option of the command
-/// line, and its line in docs/CONFIG.md.
+/// line; what its value must be; its line in docs/CONFIG.md and its part of the JSON schema.
 struct Setting {
     using Field = std::variant<std::string SupervisorSettings::*, bool SupervisorSettings::*,
                                uint16_t SupervisorSettings::*, uint32_t SupervisorSettings::*,
@@ -23,7 +24,11 @@ struct Setting {
     std::string_view option;       ///< "" none
     std::string_view default_text; ///< where the default is computed; "" shows the field's own
     std::string_view meaning;
+    Rule rule{};
 };
+
+inline constexpr size_t kLinkSecretMin = 16;               ///< characters, where there is a link_address
+inline constexpr std::string_view kSchemaKey = "$schema";  ///< key of a file that names its schema; no setting
 
 [[nodiscard]] const std::vector<Setting>& settings_table();
 [[nodiscard]] const Setting* find_setting(std::string_view key);

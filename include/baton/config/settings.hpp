@@ -14,6 +14,7 @@ namespace baton::config {
 struct SupervisorSettings {
     std::string host = "127.0.0.1";
     uint16_t port = 9997;
+    std::string tls_certificate, tls_key;  ///< PEM files; both or neither
     std::string state_dir;               ///< deployments and run files; default under $XDG_STATE_HOME or /var/lib/baton as root
     std::string cache_dir;
     std::string model_root;              ///< "" no fence
@@ -88,6 +89,10 @@ struct WorkerSettings {
 [[nodiscard]] std::vector<std::string> changed_settings(const SupervisorSettings& before, const SupervisorSettings& now);
 /// The text of docs/CONFIG.md.
 [[nodiscard]] std::string describe_settings_markdown();
+/// JSON schemas (draft 2020-12), from the tables that the parsers read: of the settings file, of a launch body (a start-up
+/// deployment) and of its replica_config. They say what a field may be by itself, and little of how fields go together.
+enum class SchemaOf : uint8_t { kSettings, kLaunch, kReplicaConfig };
+[[nodiscard]] std::string json_schema(SchemaOf what);
 /// Every setting with its value, as indented JSON; of keys and secrets only how many there are, or whether there is one.
 [[nodiscard]] std::string show_settings(const SupervisorSettings& settings);
 
