@@ -28,6 +28,7 @@ constexpr const char* kLaunchFooter =
     "Examples:\n"
     "  baton launch -n qwen2.5-instruct -s 0_5 -en vLLM\n"
     "  baton launch --model-path /models/my-model --replica 2\n"
+    "  baton launch --model-path /models/my-model --prefill 1 --decode 1\n"
     "  baton launch -n my-model -mp /models/my-model --replica-config '[\n"
     "    {\"role\": \"prefill\", \"devices\": [{\"worker_ip\": \"10.0.0.1:41001\"}]},\n"
     "    {\"role\": \"decode\", \"devices\": [{\"worker_ip\": \"10.0.0.2:41001\"}]}]'\n"
@@ -36,6 +37,9 @@ constexpr const char* kLaunchFooter =
 void add_launch_placement(CLI::App& launch, LaunchOptions& l) {
     launch.add_option("-r,--replica", l.replica, "number of replicas; default 1, or as many as --replica-config names");
     launch.add_option("--replica-config", l.replica_config, "JSON list of replicas with role, worker and GPUs, or @FILE");
+    CLI::Option* prefill = launch.add_option("--prefill", l.prefill, "prefill replicas, placed by the server; with --decode")->check(CLI::Range(1, 128));
+    CLI::Option* decode = launch.add_option("--decode", l.decode, "decode replicas")->check(CLI::Range(1, 128))->needs(prefill);
+    prefill->needs(decode);
     launch.add_option("--n-gpu", l.n_gpu, "auto, none (the CPU) or the number of GPUs of a replica");
     launch.add_option("--gpu-idx", l.gpu_idx, "GPU numbers, e.g. 0,1");
     launch.add_option("--worker-ip", l.worker_ip, "IP:PORT of the worker (see `baton workers`)");

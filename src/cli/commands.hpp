@@ -43,6 +43,7 @@ struct LaunchOptions {
     std::string n_gpu;  ///< "" not given, "auto", "none" or a number
     std::string worker_ip, gpu_idx;
     std::string replica_config;             ///< JSON, or @FILE
+    uint32_t prefill = 0, decode = 0;       ///< replicas of these roles, placed by the server
     std::optional<int64_t> context_length;
     std::optional<bool> trust_remote_code, enable_thinking, enable_virtual_env;
     std::vector<std::string> virtual_env_packages, virtual_env_find_links;
@@ -55,6 +56,8 @@ struct LaunchOptions {
 int run_launch(const LaunchOptions& options);
 /// The body of POST /v1/models, or the message of a usage error.
 [[nodiscard]] Expected<Json> make_launch_body(const LaunchOptions& options);
+/// The replica_config of so many prefill and decode replicas that the server places.
+[[nodiscard]] Json roles_config(uint32_t prefill, uint32_t decode);
 /// The typing rules of unknown options: None, booleans, integers, floats, JSON, else text.
 [[nodiscard]] Json typed_value(const std::string& text);
 

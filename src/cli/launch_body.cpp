@@ -2,7 +2,9 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <initializer_list>
 #include <sstream>
+#include <utility>
 
 #include "baton/config/launch.hpp"
 #include "cli/commands.hpp"
@@ -64,15 +66,19 @@ Expected<Json> read_replica_config(const std::string& text) {
     return list;
 }
 
+/// Of the options that are given, the names; "" where none is.
+std::string given(std::initializer_list<std::pair<bool, const char*>> options) {
+    std::string names;
+    for (const auto& [there, option] : options)
+        if (there) names += (names.empty() ? "" : ", ") + std::string(option);
+    return names;
+}
+
 Expected<void> add_replica_config(const LaunchOptions& o, Json& body) {
-    std::string conflicts;
-    const auto conflict = [&](bool there, const char* option) {
-        if (there) conflicts += (conflicts.empty() ? "" : ", ") + std::string(option);
-    };
-    conflict(!o.worker_ip.empty(), "--worker-ip");
-    conflict(!o.gpu_idx.empty(), "--gpu-idx");
-    conflict(!o.n_gpu.empty() && o.n_gpu != "auto", "--n-gpu");
-    conflict(o.n_worker > 1, "--n-worker");
+    const std::string conflicts = given({{!o.worker_ip.empty(), "--worker-ip"},
+                                         {!o.gpu_idx.empty(), "--gpu-idx"},
+                                         {!o.n_gpu.empty() && o.n_gpu != "auto", "--n-gpu"},
+                                         {o.n_worker > 1, "--n-worker"}});
     BATON_TRY_ASSIGN(Json list, read_replica_config(o.replica_config));
     if (o.replica && *o.replica != static_cast<int64_t>(list.size()))
         return usage("--replica (" + std::to_string(*o.replica) + ") must match the number of entries in --replica-config (" +
@@ -83,14 +89,36 @@ Expected<void> add_replica_config(const LaunchOptions& o, Json& body) {
     return {};
 }
 
-Expected<void> add_placement(const LaunchOptions& o, Json& body) {
-    body["replica"] = o.replica.value_or(1);
-    int64_t gpus = 0;
+/// `--n-gpu` as the launch body has it: nothing for auto, null for the CPU.
+Expected<std::optional<Json>> read_n_gpu(const LaunchOptions& o) {
     std::string n_gpu = o.n_gpu;
     std::transform(n_gpu.begin(), n_gpu.end(), n_gpu.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (n_gpu == "none") body["n_gpu"] = nullptr;
-    else if (!n_gpu.empty() && n_gpu != "auto" && !whole(n_gpu, gpus)) return usage("--n-gpu must be a number, auto or none");
-    else if (!n_gpu.empty() && n_gpu != "auto") body["n_gpu"] = gpus;
+    if (n_gpu.empty() || n_gpu == "auto") return std::nullopt;
+    if (n_gpu == "none") return Json(nullptr);
+    int64_t gpus = 0;
+    if (!whole(n_gpu, gpus)) return usage("--n-gpu must be a number, auto or none");
+    return Json(gpus);
+}
+
+Expected<void> add_roles(const LaunchOptions& o, Json& body) {
+    const std::string conflicts = given({{!o.replica_config.empty(), "--replica-config"},
+                                         {o.replica.has_value(), "--replica"},
+                                         {!o.worker_ip.empty(), "--worker-ip"},
+                                         {!o.gpu_idx.empty(), "--gpu-idx"},
+                                         {o.n_worker > 1, "--n-worker"}});
+    if (!conflicts.empty()) return usage("--prefill and --decode cannot be used together with " + conflicts);
+    BATON_TRY_ASSIGN(const auto n_gpu, read_n_gpu(o));
+    body["replica"] = o.prefill + o.decode;
+    body["replica_config"] = roles_config(o.prefill, o.decode);
+    if (!n_gpu) return {};
+    for (Json& replica : body["replica_config"]) replica["devices"][0]["n_gpu"] = n_gpu->is_null() ? Json(0) : *n_gpu;
+    return {};
+}
+
+Expected<void> add_placement(const LaunchOptions& o, Json& body) {
+    body["replica"] = o.replica.value_or(1);
+    BATON_TRY_ASSIGN(const auto n_gpu, read_n_gpu(o));
+    if (n_gpu) body["n_gpu"] = *n_gpu;
     if (!o.worker_ip.empty()) body["worker_ip"] = o.worker_ip;
     if (o.gpu_idx.empty()) return {};
     Json list = Json::array();
@@ -139,6 +167,13 @@ void add_reference_options(const LaunchOptions& o, Json& body) {
 
 }  // namespace
 
+Json roles_config(uint32_t prefill, uint32_t decode) {
+    Json list = Json::array();
+    for (uint32_t i = 0; i < prefill + decode; ++i)
+        list.push_back({{"role", i < prefill ? "prefill" : "decode"}, {"devices", {{{"worker_ip", ""}}}}});
+    return list;
+}
+
 Json typed_value(const std::string& text) {
     if (text == "None" || text == "none") return nullptr;
     if (text == "True" || text == "true") return true;
@@ -167,10 +202,10 @@ Expected<Json> make_launch_body(const LaunchOptions& o) {
     add_names(o, body);
     body["n_worker"] = o.n_worker;
     add_reference_options(o, body);
-    BATON_TRY(o.replica_config.empty() ? add_placement(o, body) : add_replica_config(o, body));
+    BATON_TRY(o.prefill + o.decode > 0 ? add_roles(o, body) : o.replica_config.empty() ? add_placement(o, body) : add_replica_config(o, body));
     BATON_TRY(add_extras(o.extras, body));
     // The rest of what a wrong list is refused for, in the server's own words.
-    if (!o.replica_config.empty())
+    if (body.contains("replica_config"))
         if (auto ok = config::parse_launch(body.dump(-1, ' ', false, Json::error_handler_t::replace)); !ok)
             return usage(ok.error().message);
     return body;

@@ -41,8 +41,7 @@ Expected<std::string> one_line_deployment(const ServeOptions& o) {
         body["replica"] = o.replica;
         return body.dump();
     }
-    for (uint32_t i = 0; i < o.prefill + o.decode; ++i)
-        body["replica_config"].push_back({{"role", i < o.prefill ? "prefill" : "decode"}, {"devices", {{{"worker_ip", ""}}}}});
+    body["replica_config"] = roles_config(o.prefill, o.decode);
     return body.dump();
 }
 

@@ -106,6 +106,33 @@ TEST(LaunchBody, WrongReplicaConfigsAreRefused) {
     EXPECT_NE(refused(o).find("PD separation requires model_type=LLM"), std::string::npos);
 }
 
+TEST(LaunchBody, RolesAreCounted) {
+    LaunchOptions o = named();
+    o.prefill = 1;
+    o.decode = 2;
+    Json body = *make_launch_body(o);
+    EXPECT_EQ(body["replica"], 3);
+    std::string roles;
+    for (const Json& r : body["replica_config"]) {
+        roles += r["role"].get<std::string>() + " ";
+        EXPECT_EQ(r["devices"], Json::array({{{"worker_ip", ""}}})) << "the server places it";
+    }
+    EXPECT_EQ(roles, "prefill decode decode ");
+    for (const auto& [given, sent] : {std::pair<const char*, Json>{"none", 0}, {"1", 1}}) {
+        o.n_gpu = given;
+        EXPECT_EQ((*make_launch_body(o))["replica_config"][2]["devices"][0]["n_gpu"], sent);
+    }
+    o.n_gpu = "some";
+    EXPECT_NE(refused(o).find("--n-gpu"), std::string::npos);
+    o.n_gpu.clear();
+    o.replica_config = kPair;
+    o.replica = 3;
+    o.worker_ip = "a:1";
+    o.gpu_idx = "0";
+    o.n_worker = 2;
+    EXPECT_EQ(refused(o), "--prefill and --decode cannot be used together with --replica-config, --replica, --worker-ip, --gpu-idx, --n-worker");
+}
+
 TEST(LaunchBody, WrongWordsAreUsageErrors) {
     LaunchOptions o;
     EXPECT_NE(refused(o).find("--model-name is required"), std::string::npos);
