@@ -184,7 +184,8 @@ Expected<void> CudaBackend::make_buffers(const Rope& rope) {
     const uint32_t half = m.head_dim / 2;
     BATON_TRY_ASSIGN(rope_, DeviceBuffer::make(uint64_t{positions_max_} * half * sizeof(float2), "the rotations"));
     BATON_TRY_ASSIGN(const DeviceBuffer frequencies, DeviceBuffer::make(half * sizeof(float), "the rotations"));
-    BATON_CUDA_TRY(cudaMemcpy(frequencies.data(), rope.inv_freq.data(), half * sizeof(float), cudaMemcpyHostToDevice), "the rotations");
+    // On the stream of its reader, which does not wait for the default stream.
+    BATON_CUDA_TRY(cudaMemcpyAsync(frequencies.data(), rope.inv_freq.data(), half * sizeof(float), cudaMemcpyHostToDevice, stream_.get()), "the rotations");
     BATON_CUDA_TRY(rope_table(stream_.get(), frequencies.as<float>(), half, rope.scale, positions_max_, rope_.as<float2>()), "the rotations");
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "the rotations");
 
