@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
@@ -13,6 +14,8 @@
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "baton/base/utf8.hpp"
 
 namespace baton::log {
 namespace {
@@ -41,9 +44,13 @@ struct State {
 std::string escape_json(std::string_view s) {
     std::string out;
     out.reserve(s.size() + 2);
-    for (const char c : s) {
+    for (size_t i = 0; i < s.size();) {
+        const char c = s[i];
         const auto u = static_cast<unsigned char>(c);
-        if (c == '"' || c == '\\') {
+        const size_t length = valid_utf8_length(s, i);
+        if (length == 0) {
+            out += "\\ufffd";
+        } else if (c == '"' || c == '\\') {
             out.push_back('\\');
             out.push_back(c);
         } else if (u < 0x20 || u == 0x7f) {
@@ -51,8 +58,9 @@ std::string escape_json(std::string_view s) {
             std::snprintf(esc, sizeof esc, "\\u%04x", u);
             out += esc;
         } else {
-            out.push_back(c);
+            out.append(s, i, length);
         }
+        i += std::max(length, size_t{1});
     }
     return out;
 }
@@ -68,8 +76,10 @@ bool needs_quotes(std::string_view s) {
 
 void append_fields(std::string& line, Format format, std::initializer_list<Field> fields) {
     for (const Field& f : fields) {
+        if (f.key.empty()) continue;
         if (format == Format::kJson) {
-            line += ",\"" + std::string(f.key) + "\":\"" + escape_json(f.value) + "\"";
+            line += ",\"" + std::string(f.key) + "\":";
+            line += f.quoted ? "\"" + escape_json(f.value) + "\"" : f.value;
         } else {
             line += ' ';
             line += f.key;
@@ -107,6 +117,7 @@ Field::Field(std::string_view k, double v) : key(k) {
     char buf[32];
     std::snprintf(buf, sizeof buf, "%.6g", v);
     value = buf;
+    quoted = !std::isfinite(v);  // JSON has no word for those
 }
 
 void init(Level level, Format format, std::initializer_list<Field> process_fields) {

@@ -1,4 +1,4 @@
-/// The client: sockets with time limits are ours, HTTP/1.1 on them is Beast's.
+/// The client: sockets with time limits, and TLS on them, are ours; HTTP/1.1 is Beast's.
 
 #include "baton/http/client.hpp"
 
@@ -30,6 +30,7 @@
 #include "baton/base/fd.hpp"
 #include "baton/base/limits.hpp"
 #include "http/request_parser.hpp"
+#include "http/tls.hpp"
 
 namespace baton::http {
 namespace {
@@ -47,23 +48,27 @@ constexpr size_t kBufferBytes = 32 * 1024;
 static_assert(kBufferBytes > limits::kHeaderBytesMax && kBufferBytes < 64 * 1024);
 
 struct Address {
+    bool tls = false;
     std::string host;
-    std::string port = "80";
+    std::string port;
     std::string prefix;
     std::string host_header;
+    [[nodiscard]] std::string url() const { return (tls ? "https://" : "http://") + host_header; }
 };
 
 Expected<Address> parse_url(std::string_view url) {
-    constexpr std::string_view kScheme = "http://";
+    constexpr std::string_view kScheme = "http://", kTlsScheme = "https://";
     const auto bad = [] {
-        return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port",
+        return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port or https://host:port",
                     "base_url");
     };
-    if (!url.starts_with(kScheme)) return bad();
-    url.remove_prefix(kScheme.size());
+    Address out;
+    out.tls = url.starts_with(kTlsScheme);
+    out.port = out.tls ? "443" : "80";
+    if (!out.tls && !url.starts_with(kScheme)) return bad();
+    url.remove_prefix((out.tls ? kTlsScheme : kScheme).size());
     const size_t slash = url.find('/');
     std::string_view authority = url.substr(0, slash);
-    Address out;
     if (slash != std::string_view::npos) out.prefix = url.substr(slash);
     while (out.prefix.ends_with('/')) out.prefix.pop_back();
     out.host_header = authority;
@@ -105,12 +110,14 @@ bool is_readable(int fd) {
     return ::poll(&poll, 1, 0) > 0;
 }
 
-/// A non-blocking socket as the synchronous stream that Beast reads and writes. Every call waits at
-/// most `silence_timeout_ms`, then says timed_out.
+/// A non-blocking socket, with TLS over it where `tls` is not null, as the synchronous stream that
+/// Beast reads and writes. Every call waits at most `silence_timeout_ms`, then says timed_out.
 class PatientSocket {
   public:
-    PatientSocket(const UniqueFd& fd, int64_t silence_timeout_ms, Interrupted interrupted = nullptr)
+    PatientSocket(const UniqueFd& fd, TlsStream* tls, int64_t silence_timeout_ms,
+                  Interrupted interrupted = nullptr)
         : fd_(fd.get()),
+          tls_(tls),
           silence_timeout_ms_(silence_timeout_ms),
           interrupted_(std::move(interrupted)) {}
 
@@ -121,6 +128,8 @@ class PatientSocket {
             into = piece;
             if (into.size() != 0) break;
         }
+        if (tls_ != nullptr)
+            return transfer_tls(ec, [&] { return tls_->read(into.data(), into.size()); });
         return transfer(POLLIN, ec, [&] { return ::recv(fd_, into.data(), into.size(), 0); });
     }
     template <typename ConstBuffers>
@@ -131,6 +140,11 @@ class PatientSocket {
         for (const asio::const_buffer piece : beast::buffers_range_ref(buffers)) {
             if (message.msg_iovlen == pieces.size()) break;
             pieces[message.msg_iovlen++] = {const_cast<void*>(piece.data()), piece.size()};
+        }
+        if (tls_ != nullptr) {  // which takes one piece after the other
+            const iovec* piece = pieces.data();
+            while (piece->iov_len == 0 && piece + 1 < pieces.data() + message.msg_iovlen) ++piece;
+            return transfer_tls(ec, [&] { return tls_->write(piece->iov_base, piece->iov_len); });
         }
         return transfer(POLLOUT, ec, [&] { return ::sendmsg(fd_, &message, MSG_NOSIGNAL); });
     }
@@ -166,15 +180,36 @@ class PatientSocket {
                 ec.assign(errno, beast::system_category());
                 return 0;
             }
-            if (!wait_for(fd_, event, steady_now().ms + silence_timeout_ms_, interrupted_)) {
-                ec = interrupted_ && interrupted_() ? asio::error::operation_aborted
-                                                    : asio::error::timed_out;
-                return 0;
+            if (!wait(event, ec)) return 0;
+        }
+    }
+    template <typename Step>
+    size_t transfer_tls(beast::error_code& ec, Step step) {
+        ec = {};
+        for (;;) {
+            const TlsStream::Moved moved = step();
+            switch (moved.outcome) {
+                case TlsStream::Outcome::kDone: return moved.bytes;
+                case TlsStream::Outcome::kWantRead:
+                    if (!wait(POLLIN, ec)) return 0;
+                    break;
+                case TlsStream::Outcome::kWantWrite:
+                    if (!wait(POLLOUT, ec)) return 0;
+                    break;
+                case TlsStream::Outcome::kEnd: ec = asio::error::eof; return 0;
+                case TlsStream::Outcome::kBroken: ec = asio::error::connection_reset; return 0;
             }
         }
     }
+    bool wait(short event, beast::error_code& ec) {
+        if (wait_for(fd_, event, steady_now().ms + silence_timeout_ms_, interrupted_)) return true;
+        ec = interrupted_ && interrupted_() ? asio::error::operation_aborted
+                                            : asio::error::timed_out;
+        return false;
+    }
 
     const int fd_;
+    TlsStream* const tls_;
     const int64_t silence_timeout_ms_;
     const Interrupted interrupted_;
 };
@@ -212,6 +247,7 @@ class ClientOnSockets final : public Client {
     Expected<ClientResponse> run(std::string_view method, std::string_view target,
                                  std::string_view json_body, const OnData* on_data);
     Expected<void> connect();
+    Expected<void> start_tls(int64_t deadline_ms);
     /// Throws where Beast does: a field of 64 KiB, an empty method.
     OutgoingRequest make_request(std::string_view method, std::string_view target,
                                  std::string_view json_body) const;
@@ -226,7 +262,9 @@ class ClientOnSockets final : public Client {
 
     const ClientOptions options_;
     const Address address_;
+    TlsContext context_;  ///< null before the first TLS connection
     UniqueFd socket_;
+    std::unique_ptr<TlsStream> tls_;  ///< over it, where the address says so
     beast::flat_buffer buffer_{kBufferBytes};
     // of the exchange in progress
     std::string event_line_;
@@ -235,6 +273,8 @@ class ClientOnSockets final : public Client {
 };
 
 void ClientOnSockets::drop() {
+    if (tls_ != nullptr) tls_->say_end();
+    tls_.reset();
     socket_.reset();
     buffer_.clear();
 }
@@ -269,8 +309,29 @@ Expected<void> ClientOnSockets::connect() {
     }
     ::freeaddrinfo(found);
     if (!socket_)
-        return fail(ErrorCode::kUnavailable, "no server answers at http://" + address_.host_header);
-    return {};
+        return fail(ErrorCode::kUnavailable, "no server answers at " + address_.url());
+    return address_.tls ? start_tls(deadline) : Expected<void>{};
+}
+
+Expected<void> ClientOnSockets::start_tls(int64_t deadline_ms) {
+    if (context_ == nullptr) {
+        BATON_TRY_ASSIGN(context_, load_client_tls(options_.ca_file));
+    }
+    tls_ = TlsStream::connect(context_, socket_.get(), address_.host);
+    if (tls_ == nullptr) return fail(ErrorCode::kInternal, "no memory for TLS");
+    std::string why;
+    while (why.empty()) {
+        const TlsStream::Outcome outcome = tls_->handshake();
+        if (outcome == TlsStream::Outcome::kDone) return {};
+        if (outcome == TlsStream::Outcome::kWantRead || outcome == TlsStream::Outcome::kWantWrite) {
+            const short event = outcome == TlsStream::Outcome::kWantRead ? POLLIN : POLLOUT;
+            if (!wait_for(socket_.get(), event, deadline_ms)) why = "the server does not answer";
+        } else {
+            why = tls_->reason();
+        }
+    }
+    drop();
+    return fail(ErrorCode::kIo, "no TLS connection to " + address_.url() + " (" + why + ")");
 }
 
 OutgoingRequest ClientOnSockets::make_request(std::string_view method, std::string_view target,
@@ -299,7 +360,7 @@ Expected<void> ClientOnSockets::send(std::string_view method, std::string_view t
     } catch (const std::exception&) {  // a field of 64 KiB, a method that is none
         return fail(ErrorCode::kInvalidArgument, "the request cannot be written as HTTP");
     }
-    PatientSocket stream(socket_, options_.silence_timeout_ms);
+    PatientSocket stream(socket_, tls_.get(), options_.silence_timeout_ms);
     beast::error_code ec;
     bhttp::write(stream, message, ec);
     if (ec == asio::error::timed_out)
@@ -313,7 +374,7 @@ Expected<void> ClientOnSockets::send(std::string_view method, std::string_view t
 /// Reads up to the end of the head of the final answer.
 Expected<void> ClientOnSockets::read_head(std::optional<ResponseParser>& parser, bool head_only,
                                           const Interrupted& interrupted) {
-    PatientSocket stream(socket_, options_.silence_timeout_ms, interrupted);
+    PatientSocket stream(socket_, tls_.get(), options_.silence_timeout_ms, interrupted);
     beast::error_code ec;
     do {
         parser.emplace();
@@ -358,7 +419,7 @@ Expected<void> ClientOnSockets::deliver(std::string_view bytes, const OnData& on
 /// one.
 Expected<void> ClientOnSockets::read_body(ResponseParser& parser, ClientResponse& response,
                                           const OnData* on_data) {
-    PatientSocket stream(socket_, options_.silence_timeout_ms,
+    PatientSocket stream(socket_, tls_.get(), options_.silence_timeout_ms,
                          on_data != nullptr ? options_.interrupted : nullptr);
     std::array<char, kBufferBytes> bytes;  // NOLINT: filled by the parser
     while (!parser.is_done() && !stopped_) {

@@ -86,18 +86,25 @@ void BodyBudget::release() {
 
 Connection::Connection(asio::io_context& io, FlushList<Connection>& flushes,
                        asio::ip::tcp::socket socket, std::string remote,
-                       std::shared_ptr<ServerState> state)
+                       std::shared_ptr<ServerState> state, TlsContext tls)
     : io_(io),
       flushes_(flushes),
-      socket_(std::move(socket)),
+      transport_(std::move(socket)),
+      tls_(std::move(tls)),
       timer_(io),
       remote_(std::move(remote)),
       state_(std::move(state)),
       parser_({.body_bytes_max = state_->options.body_bytes_max}),
       budget_(state_),
-      idle_since_(steady_now().ms) {}
+      idle_since_(steady_now().ms) {
+    if (tls_ == nullptr) return;
+    phase_ = Phase::kHandshake;
+    handshake_since_ = idle_since_.load();
+    ++state_->handshakes;
+}
 
 Connection::~Connection() {
+    end_handshake();
     const std::lock_guard lock(state_->mutex);
     state_->connections.erase(this);
     const auto it = state_->per_ip.find(remote_);
@@ -106,11 +113,11 @@ Connection::~Connection() {
 
 void Connection::start() {
     boost::system::error_code ec;
-    socket_.set_option(asio::ip::tcp::no_delay(true), ec);
-    socket_.non_blocking(true, ec);
+    transport_.socket().set_option(asio::ip::tcp::no_delay(true), ec);
+    transport_.socket().non_blocking(true, ec);
     if (ec || state_->stopping) return close();
     // A new connection must say something soon; later ones may rest between requests.
-    set_deadline(read_deadline_, steady_now().ms + state_->options.header_timeout_ms);
+    set_deadline(read_deadline_, steady_now().ms + (phase_ == Phase::kHandshake ? state_->options.tls_handshake_timeout_ms : state_->options.header_timeout_ms));
     wait_readable();
 }
 
@@ -120,14 +127,67 @@ void Connection::drop() {
 
 void Connection::drop_if_idle(bool reading_too) {
     asio::post(io_, [self = shared_from_this(), reading_too] {
-        if (self->phase_ == Phase::kIdle || (reading_too && self->phase_ == Phase::kReading))
-            self->close();
+        const bool idle = self->phase_ == Phase::kIdle || self->phase_ == Phase::kHandshake;
+        if (idle || (reading_too && self->phase_ == Phase::kReading)) self->close();
     });
 }
 
 void Connection::evict() {
     idle_since_.store(INT64_MAX, std::memory_order_relaxed);
+    handshake_since_.store(INT64_MAX, std::memory_order_relaxed);
     drop_if_idle(true);
+}
+
+// ---- TLS ----
+
+/// One step of the handshake. Nothing is set up for a client before it has said something.
+void Connection::on_handshake() {
+    boost::system::error_code ec;
+    if (!transport_.is_tls()) {
+        const char first = transport_.peek(ec);
+        if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_readable();
+        if (ec) return close();  // a look at the port: no handshake has failed
+        if ((first >= 'A' && first <= 'Z') || (first >= 'a' && first <= 'z')) return refuse_plain_http();
+    }
+    transport_.handshake(tls_, ec);
+    if (ec == asio::error::would_block) return wait_readable();
+    if (ec) return handshake_failed(transport_.reason());
+    end_handshake();
+    phase_ = Phase::kIdle;
+    const int64_t now = steady_now().ms;
+    idle_since_.store(now, std::memory_order_relaxed);
+    set_deadline(read_deadline_, now + state_->options.header_timeout_ms);
+    on_readable();  // the request may have come along
+}
+
+void Connection::end_handshake() {
+    if (tls_ == nullptr) return;
+    tls_.reset();
+    handshake_since_.store(INT64_MAX, std::memory_order_relaxed);
+    --state_->handshakes;
+}
+
+/// A line a second at most: whoever reaches the port can make handshakes fail.
+void Connection::handshake_failed(std::string_view reason) {
+    const uint64_t failed = ++state_->handshakes_failed;
+    const int64_t now = steady_now().ms;
+    int64_t last = state_->handshake_logged_ms.load();
+    if (now - last >= 1'000 && state_->handshake_logged_ms.compare_exchange_strong(last, now))
+        log::info("http.handshake_failed", {{"remote", remote_}, {"reason", reason}, {"failed_so_far", failed}});
+    close();
+}
+
+/// Plain HTTP where TLS is spoken: said in the client's own language.
+void Connection::refuse_plain_http() {
+    ++state_->protocol_errors;
+    end_handshake();
+    const AnswerForm form{.keep_alive = false};
+    const std::string body = protocol_error_body(400, "this port speaks TLS: use https://");
+    const std::string answer = format_head(form, 400, "application/json", static_cast<int64_t>(body.size()), {}, false) + body;
+    boost::system::error_code ec;
+    (void)transport_.write_some(asio::buffer(answer), ec);  // a new connection's buffer holds it
+    if (ec) return close();
+    linger();
 }
 
 // ---- reading ----
@@ -135,24 +195,25 @@ void Connection::evict() {
 void Connection::wait_readable() {
     if (reading_ || peer_eof_ || phase_ == Phase::kClosed) return;
     reading_ = true;
-    socket_.async_wait(asio::ip::tcp::socket::wait_read,
-                       [self = shared_from_this()](const boost::system::error_code& ec) {
-                           self->reading_ = false;
-                           if (ec || self->phase_ == Phase::kClosed) return;
-                           self->on_readable();
-                       });
+    transport_.socket().async_wait(transport_.wait_before_read(),
+                                   [self = shared_from_this()](const boost::system::error_code& ec) {
+                                       self->reading_ = false;
+                                       if (ec || self->phase_ == Phase::kClosed) return;
+                                       self->on_readable();
+                                   });
 }
 
 void Connection::on_readable() {
+    if (phase_ == Phase::kHandshake) return on_handshake();
     std::array<char, kReadBytes> buffer;  // NOLINT: filled by the read
     for (int turn = 0; turn < kReadsPerTurn && phase_ != Phase::kClosed; ++turn) {
         boost::system::error_code ec;
-        const size_t size = socket_.read_some(asio::buffer(buffer), ec);
+        const size_t size = transport_.read_some(asio::buffer(buffer), ec);
         if (ec == asio::error::would_block || ec == asio::error::try_again) break;
         if (ec == asio::error::eof) return on_eof();
         if (ec) return close();
         on_bytes({buffer.data(), size});
-        if (size < buffer.size()) break;
+        if (size < buffer.size() && !transport_.is_tls()) break;  // TLS gives what one record has
     }
     wait_readable();
 }
@@ -252,7 +313,7 @@ bool Connection::on_head() {
         // that does not read.
         boost::system::error_code ec;
         constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-        if (socket_.write_some(asio::buffer(kContinue), ec) != kContinue.size()) {
+        if (transport_.write_some(asio::buffer(kContinue), ec) != kContinue.size()) {
             close();
             return false;
         }
@@ -358,12 +419,12 @@ void Connection::flush() {
 bool Connection::write_some() {
     while (out_sent_ < out_.size()) {
         boost::system::error_code ec;
-        const size_t size =
-            socket_.write_some(asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
+        const size_t size = transport_.write_some(
+            asio::buffer(out_.data() + out_sent_, out_.size() - out_sent_), ec);
         if (ec == asio::error::would_block || ec == asio::error::try_again) {
             writing_ = true;
             set_deadline(write_deadline_, steady_now().ms + state_->options.write_stall_ms);
-            socket_.async_wait(
+            transport_.socket().async_wait(
                 asio::ip::tcp::socket::wait_write,
                 [self = shared_from_this()](const boost::system::error_code& wait_ec) {
                     self->writing_ = false;
@@ -397,6 +458,7 @@ void Connection::finish_exchange(const Channel::Taken& taken) {
     end_exchange();
     out_ = {};
     out_sent_ = 0;
+    if (!taken.broken && peer_eof_) transport_.say_end();
     if (taken.broken || peer_eof_) return close();
     if (taken.close || close_after_) return linger();
     next_request();
@@ -409,7 +471,7 @@ void Connection::finish_exchange(const Channel::Taken& taken) {
 void Connection::linger() {
     phase_ = Phase::kLinger;
     boost::system::error_code ec;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+    transport_.shut_down(ec);
     if (ec) return close();
     ahead_ = {};
     set_deadline(read_deadline_, steady_now().ms + kLingerMs);
@@ -418,11 +480,12 @@ void Connection::linger() {
 
 void Connection::close() {
     if (phase_ == Phase::kClosed) return;
+    if (phase_ == Phase::kIdle) transport_.say_end();
     phase_ = Phase::kClosed;
     const auto self = shared_from_this();
     serving_self_.reset();
-    boost::system::error_code ec;
-    socket_.close(ec);
+    end_handshake();
+    transport_.close();
     timer_.cancel();
     if (channel_ != nullptr) {
         count_disconnect(channel_->detach());
@@ -468,6 +531,7 @@ void Connection::on_timer() {
 
 void Connection::on_read_deadline() {
     read_deadline_ = INT64_MAX;
+    if (phase_ == Phase::kHandshake) return handshake_failed("it took too long");
     if (phase_ == Phase::kReading) return refuse(408, "the request took too long to arrive");
     close();
 }

@@ -17,6 +17,7 @@
 #include "http/flush_list.hpp"
 #include "http/head_check.hpp"
 #include "http/request_parser.hpp"
+#include "http/transport.hpp"
 
 namespace baton::http {
 
@@ -32,7 +33,9 @@ struct ServerState {
     std::atomic<bool> stopping = false;
     std::atomic<size_t> body_bytes = 0;  ///< of all bodies being read or not yet answered
     std::atomic<uint64_t> requests = 0, protocol_errors = 0, unauthorized = 0, disconnects = 0,
-                          refused = 0;
+                          refused = 0, handshakes_failed = 0;
+    std::atomic<size_t> handshakes = 0;  ///< under way
+    std::atomic<int64_t> handshake_logged_ms = INT64_MIN / 2;
 
     std::mutex mutex;
     std::condition_variable idle;
@@ -53,8 +56,23 @@ struct ServerState {
         keys_.swap(keys);
     }
 
+    /// What new connections are to use; null where the server speaks no TLS.
+    [[nodiscard]] TlsContext tls() const {
+        const std::lock_guard lock(keys_mutex_);
+        return tls_.context;
+    }
+    [[nodiscard]] CertificateFacts certificate() const {
+        const std::lock_guard lock(keys_mutex_);
+        return tls_.certificate;
+    }
+    void set_tls(ServerTls tls) {
+        const std::lock_guard lock(keys_mutex_);
+        std::swap(tls_, tls);
+    }
+
   private:
     mutable std::mutex keys_mutex_;
+    ServerTls tls_;
     std::shared_ptr<const KeyRing> keys_;
 };
 
@@ -80,10 +98,10 @@ class BodyBudget {
 /// and idle_since() are for others.
 class Connection : public std::enable_shared_from_this<Connection> {
   public:
-    /// `flushes` is the list of the I/O thread that runs `io`.
+    /// `flushes` is the list of the I/O thread that runs `io`; `tls` may be null.
     Connection(boost::asio::io_context& io, FlushList<Connection>& flushes,
                boost::asio::ip::tcp::socket socket, std::string remote,
-               std::shared_ptr<ServerState> state);
+               std::shared_ptr<ServerState> state, TlsContext tls);
     ~Connection();
 
     void start();
@@ -101,15 +119,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
     [[nodiscard]] int64_t idle_since_ms() const {
         return idle_since_.load(std::memory_order_relaxed);
     }
+    /// Since when its TLS handshake is under way (INT64_MAX while none is). Any thread.
+    [[nodiscard]] int64_t handshake_since_ms() const {
+        return handshake_since_.load(std::memory_order_relaxed);
+    }
 
   private:
     enum class Phase : uint8_t {
+        kHandshake,  ///< of TLS; where that is spoken a connection begins here
         kIdle,     ///< waiting for the first byte of a request
         kReading,  ///< head or body is coming
         kServing,  ///< the handler has it
         kLinger,   ///< answered and shut down; what still arrives is thrown away
         kClosed,
     };
+
+    // TLS
+    void on_handshake();
+    void handshake_failed(std::string_view reason);
+    void end_handshake();
+    void refuse_plain_http();
 
     // reading
     void wait_readable();
@@ -142,7 +171,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
     boost::asio::io_context& io_;
     FlushList<Connection>& flushes_;
-    boost::asio::ip::tcp::socket socket_;
+    Transport transport_;
+    TlsContext tls_;  ///< until the handshake is through
     boost::asio::steady_timer timer_;
     const std::string remote_;
     const std::shared_ptr<ServerState> state_;
@@ -171,6 +201,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     int64_t request_started_ = 0;
     size_t lingered_ = 0;
     std::atomic<int64_t> idle_since_;
+    std::atomic<int64_t> handshake_since_ = INT64_MAX;
 };
 
 }  // namespace baton::http

@@ -29,6 +29,7 @@ using asio::ip::tcp;
 
 constexpr int64_t kWarnEveryMs = 1'000;
 constexpr size_t kLeavingMax = 16;
+constexpr int64_t kHandshakeGraceMs = 1'000;  ///< which a handshake has before it makes room for another
 constexpr auto kAcceptPause = std::chrono::milliseconds(5);
 
 /// No more connections than three quarters of the descriptors this process may have.
@@ -62,6 +63,9 @@ class ServerOnAsio final : public Server {
         state_->set_keys(std::make_shared<const KeyRing>(state_->options, admin_keys, inference_keys));
     }
 
+    Expected<CertificateFacts> load_certificate(const std::string& certificate_file, const std::string& key_file) override;
+    [[nodiscard]] std::optional<CertificateFacts> certificate() const override;
+
     Expected<void> open();
     [[nodiscard]] uint16_t port() const override { return endpoint_.port(); }
     [[nodiscard]] std::string address() const override;
@@ -76,6 +80,7 @@ class ServerOnAsio final : public Server {
     void admit(tcp::socket socket, IoThread& home);
     bool make_room(const std::string& ip);
     bool drop_oldest_idle();
+    void drop_slow_handshake();
     [[nodiscard]] std::vector<std::shared_ptr<Connection>> connections() const;
     void turn_away();
     void pause_accepting();
@@ -83,6 +88,7 @@ class ServerOnAsio final : public Server {
 
     const std::shared_ptr<ServerState> state_;
     const size_t connections_max_;
+    const bool tls_ = !state_->options.tls_certificate.empty() || !state_->options.tls_key.empty();
     std::vector<std::unique_ptr<IoThread>> threads_;
     std::optional<tcp::acceptor> acceptor_;
     std::optional<asio::steady_timer> pause_;
@@ -94,7 +100,21 @@ class ServerOnAsio final : public Server {
     bool closed_ = false;
 };
 
+Expected<CertificateFacts> ServerOnAsio::load_certificate(const std::string& certificate_file, const std::string& key_file) {
+    if (!tls_) return fail(ErrorCode::kUnsupported, "the server was started without TLS", "tls_certificate");
+    BATON_TRY_ASSIGN(ServerTls tls, load_server_tls(certificate_file, key_file));
+    CertificateFacts facts = tls.certificate;
+    state_->set_tls(std::move(tls));
+    return facts;
+}
+
+std::optional<CertificateFacts> ServerOnAsio::certificate() const {
+    if (!tls_) return std::nullopt;
+    return state_->certificate();
+}
+
 Expected<void> ServerOnAsio::open() {
+    if (tls_) BATON_TRY(load_certificate(state_->options.tls_certificate, state_->options.tls_key));
     boost::system::error_code ec;
     asio::ip::address address = asio::ip::make_address(state_->options.host, ec);
     if (ec) {
@@ -152,6 +172,10 @@ void ServerOnAsio::accept() {
         const std::lock_guard lock(state_->mutex);
         if (state_->connections.size() >= connections_max_ + kLeavingMax) return pause_accepting();
     }
+    if (tls_ && state_->handshakes >= state_->options.tls_handshakes_max) {
+        drop_slow_handshake();
+        return pause_accepting();
+    }
     IoThread& home = *threads_[next_home_++ % threads_.size()];
     acceptor_->async_accept(home.io,
                             [this, &home](const boost::system::error_code& ec, tcp::socket socket) {
@@ -179,6 +203,7 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
     const std::string ip = remote.address().to_string();
     if (!make_room(ip)) {
         ++state_->refused;
+        if (tls_) return;  // nobody would understand the answer
         constexpr std::string_view kFull =
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
             "150\r\n"
@@ -190,7 +215,7 @@ void ServerOnAsio::admit(tcp::socket socket, IoThread& home) {
         return;
     }
     auto connection =
-        std::make_shared<Connection>(home.io, home.flushes, std::move(socket), ip, state_);
+        std::make_shared<Connection>(home.io, home.flushes, std::move(socket), ip, state_, tls_ ? state_->tls() : nullptr);
     {
         const std::lock_guard lock(state_->mutex);
         state_->connections.emplace(connection.get(), connection);
@@ -237,6 +262,19 @@ bool ServerOnAsio::drop_oldest_idle() {
     if (oldest == nullptr) return false;
     oldest->evict();
     return true;
+}
+
+/// The handshake that is under way longest makes room once it has had its time: clients that begin one and say no more cannot keep others
+/// out.
+void ServerOnAsio::drop_slow_handshake() {
+    std::shared_ptr<Connection> slowest;
+    int64_t since = steady_now().ms - kHandshakeGraceMs;
+    for (const auto& connection : connections()) {
+        if (connection->handshake_since_ms() >= since) continue;
+        since = connection->handshake_since_ms();
+        slowest = connection;
+    }
+    if (slowest != nullptr) slowest->evict();
 }
 
 void ServerOnAsio::turn_away() {
@@ -297,6 +335,8 @@ Server::Stats ServerOnAsio::stats() const {
     out.unauthorized = state_->unauthorized;
     out.disconnects = state_->disconnects;
     out.connections_refused = state_->refused;
+    out.tls_handshakes = state_->handshakes;
+    out.tls_handshakes_failed = state_->handshakes_failed;
     return out;
 }
 

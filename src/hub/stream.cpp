@@ -5,7 +5,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "baton/base/clock.hpp"
+#include "baton/base/socket_bio.hpp"
 
 namespace baton::hub {
 namespace {
@@ -104,43 +104,12 @@ Expected<UniqueFd> connect_to(const Address& address, int64_t deadline_ms, const
     return fd;
 }
 
-// ---- OpenSSL over our socket: never a SIGPIPE ---------------------------------------------------------------------------
-
-int fd_of(BIO* bio) { return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio))); }
-
-int bio_write(BIO* bio, const char* bytes, int size) {
-    BIO_clear_retry_flags(bio);
-    const auto n = ::send(fd_of(bio), bytes, static_cast<size_t>(size), MSG_NOSIGNAL);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_write(bio);
-    return static_cast<int>(n);
-}
-
-int bio_read(BIO* bio, char* bytes, int size) {
-    BIO_clear_retry_flags(bio);
-    const auto n = ::recv(fd_of(bio), bytes, static_cast<size_t>(size), 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
-    return static_cast<int>(n);
-}
-
-long bio_control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
-
-const BIO_METHOD* bio_method() {
-    static BIO_METHOD* const kMethod = [] {
-        BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "baton socket");
-        BIO_meth_set_write(method, &bio_write);
-        BIO_meth_set_read(method, &bio_read);
-        BIO_meth_set_ctrl(method, &bio_control);
-        return method;
-    }();
-    return kMethod;
-}
-
 std::string tls_reason(const SSL* tls) {
     const long verified = SSL_get_verify_result(tls);
     if (verified != X509_V_OK) return std::string("its certificate is not trusted: ") + X509_verify_cert_error_string(verified);
     std::array<char, 256> text{};
     const unsigned long code = ERR_peek_last_error();
-    if (code == 0) return "the connection was closed";
+    if (code == 0 || ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING) return "the connection was closed";
     ERR_error_string_n(code, text.data(), text.size());
     return text.data();
 }
@@ -222,10 +191,8 @@ Expected<int> Stream::patiently(F operation, int64_t timeout_ms) {
 
 Expected<void> Stream::start_tls(const TlsRoots& roots, const std::string& host, int64_t timeout_ms) {
     tls_.reset(SSL_new(roots.context()));
-    BIO* bio = tls_ ? BIO_new(bio_method()) : nullptr;
+    BIO* bio = tls_ ? new_socket_bio(fd_.get()) : nullptr;
     if (bio == nullptr) return fail(ErrorCode::kInternal, "OpenSSL gives no connection");
-    BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(fd_.get())));
-    BIO_set_init(bio, 1);
     SSL_set_bio(tls_.get(), bio, bio);
     X509_VERIFY_PARAM* verify = SSL_get0_param(tls_.get());
     X509_VERIFY_PARAM_set_hostflags(verify, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);

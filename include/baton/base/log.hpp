@@ -12,17 +12,19 @@ enum class Level : uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
 enum class Format : uint8_t { kText, kJson };
 
 /// One `key=value` of a log line. Strings are quoted where needed and control characters escaped, so that no
-/// user string can forge a line.
+/// user string can forge a line. One with an empty key is left out: for what a line says only at times.
+/// In JSON numbers and booleans stand without quotes, and what is no UTF-8 is replaced.
 struct Field {
     std::string_view key;
     std::string value;
+    bool quoted = true;  ///< in JSON
     Field(std::string_view k, std::string_view v) : key(k), value(v) {}
     Field(std::string_view k, const char* v) : key(k), value(v) {}
     Field(std::string_view k, const std::string& v) : key(k), value(v) {}
-    Field(std::string_view k, bool v) : key(k), value(v ? "true" : "false") {}
+    Field(std::string_view k, bool v) : key(k), value(v ? "true" : "false"), quoted(false) {}
     template <std::integral T>
         requires(!std::same_as<T, bool>)
-    Field(std::string_view k, T v) : key(k), value(std::to_string(v)) {}
+    Field(std::string_view k, T v) : key(k), value(std::to_string(v)), quoted(false) {}
     Field(std::string_view k, double v);
 };
 

@@ -12,9 +12,10 @@
 namespace baton::http {
 
 struct ClientOptions {
-    std::string base_url = "http://127.0.0.1:9997";  ///< http only; a path prefix is kept
-    std::string api_key = {};                        ///< sent as a bearer key when not empty
-    int64_t connect_timeout_ms = 5'000;
+    std::string base_url = "http://127.0.0.1:9997";  ///< http or https; a path prefix is kept
+    std::string ca_file = {};  ///< https: PEM file of the certificates that the server's is checked with; "": the system's
+    std::string api_key = {};  ///< sent as a bearer key when not empty
+    int64_t connect_timeout_ms = 5'000;  ///< TLS's handshake included
     int64_t silence_timeout_ms = 600'000;  ///< without a single byte from the server
     size_t body_bytes_max = 256u * 1024 * 1024;
     /// Asked while an event stream is waited for; true ends it with kAborted and closes the connection (a signal handler's
@@ -33,13 +34,14 @@ struct ClientResponse {
 /// time. Keeps its connection between requests.
 class Client {
   public:
-    /// kInvalidArgument when the URL is not http://host[:port][/prefix].
+    /// kInvalidArgument when the URL is not http[s]://host[:port][/prefix].
     static Expected<std::unique_ptr<Client>> create(ClientOptions options);
     virtual ~Client() = default;
 
     /// Sends one request and reads the whole answer. `body` empty: none is sent (POST announces an
-    /// empty one). kUnavailable when nothing listens, kTimeout, kIo when the connection breaks. Any
-    /// HTTP status is a success.
+    /// empty one). kUnavailable when nothing listens, kTimeout, kIo when the connection breaks or
+    /// there is no TLS with that server (its certificate is not trusted, for one), kInvalidArgument when
+    /// the CA file holds no certificates. Any HTTP status is a success.
     [[nodiscard]] virtual Expected<ClientResponse> request(std::string_view method,
                                                            std::string_view target,
                                                            std::string_view json_body = {}) = 0;

@@ -66,6 +66,10 @@ struct Request {
     [[nodiscard]] const std::string* query_value(std::string_view name) const;
 };
 
+/// The trace that a request belongs to: the trace id, 32 hexadecimal digits, of its `traceparent` header (W3C Trace Context). "" where there
+/// is none, several, or one that is not valid. A view into the request.
+[[nodiscard]] std::string_view trace_id(const Request& request);
+
 /// The standard reason phrase of a status, "Unknown" for others.
 [[nodiscard]] std::string_view reason_phrase(int status);
 

@@ -12,6 +12,7 @@
 #include "baton/base/error.hpp"
 #include "baton/base/limits.hpp"
 #include "baton/http/message.hpp"
+#include "baton/http/tls.hpp"
 
 namespace baton::http {
 
@@ -84,6 +85,9 @@ struct ServerOptions {
     uint16_t port = 0;  ///< 0: any free one
     size_t threads = 2;
 
+    /// PEM files of the server's certificate chain and its private key: the port speaks HTTPS alone. Both empty: HTTP alone.
+    std::string tls_certificate = {}, tls_key = {};
+
     /// Keys; both lists empty and no `authenticate`: no key is asked for. Sent as `Authorization: Bearer KEY` or
     /// `X-Api-Key: KEY`.
     std::vector<std::string> admin_keys = {};
@@ -106,6 +110,9 @@ struct ServerOptions {
     size_t bodies_bytes_max = 512u * 1024 * 1024;  ///< of all connections together
     size_t connections_max = limits::kConnectionsMax;
     size_t connections_per_ip_max = 0;  ///< 0: no such bound
+    /// TLS handshakes under way at once; further clients wait in the kernel, and slow ones make room for them.
+    size_t tls_handshakes_max = limits::kTlsHandshakesMax;
+    int64_t tls_handshake_timeout_ms = limits::kTlsHandshakeTimeoutMs;
     int64_t header_timeout_ms = limits::kHeaderTimeoutMs;
     int64_t body_timeout_ms = limits::kBodyTimeoutMs;
     int64_t body_bytes_per_second_min = 1000;
@@ -117,7 +124,8 @@ struct ServerOptions {
 /// connection stays on one). Requests of one connection are served strictly in order.
 class Server {
   public:
-    /// Binds, listens and starts the threads. kIo when the address cannot be bound.
+    /// Binds, listens and starts the threads. kIo when the address cannot be bound, kInvalidArgument when certificate or key are no good
+    /// (inspect_certificate()).
     static Expected<std::unique_ptr<Server>> start(ServerOptions options, Handler handler);
     /// close().
     virtual ~Server() = default;
@@ -131,6 +139,11 @@ class Server {
     /// Other keys than those of the options, from the next request on. Any thread.
     virtual void set_keys(const std::vector<std::string>& admin_keys,
                           const std::vector<std::string>& inference_keys) = 0;
+    /// The certificate and key of connections that come from now on. On errors, those of inspect_certificate() and kUnsupported where the
+    /// server speaks no TLS, all stays as it was. Reads files; any thread.
+    [[nodiscard]] virtual Expected<CertificateFacts> load_certificate(const std::string& certificate_file, const std::string& key_file) = 0;
+    /// What the certificate in use says of itself; nothing where the server speaks no TLS.
+    [[nodiscard]] virtual std::optional<CertificateFacts> certificate() const = 0;
     /// Waits until no exchange is running, at most `timeout_ms`. True when none is. Not from an I/O
     /// thread.
     virtual bool drain(int64_t timeout_ms) = 0;
@@ -146,6 +159,8 @@ class Server {
         uint64_t unauthorized = 0;
         uint64_t disconnects = 0;  ///< clients gone before their answer was complete
         uint64_t connections_refused = 0;
+        size_t tls_handshakes = 0;           ///< under way now
+        uint64_t tls_handshakes_failed = 0;  ///< and clients that speak plain HTTP to a TLS port
     };
     [[nodiscard]] virtual Stats stats() const = 0;
 };

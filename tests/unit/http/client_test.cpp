@@ -13,8 +13,12 @@ namespace {
 
 using namespace test;  // NOLINT: the fixture is this test's vocabulary
 
-TEST(Client, RefusesOtherUrlsAndDeadServers) {
-    for (const char* url : {"https://a", "127.0.0.1:80", "http://", "http://a b", "http://[::1"}) {
+class ClientOver : public ServerOver {};
+INSTANTIATE_TEST_SUITE_P(Transports, ClientOver, ::testing::Bool(),
+                         [](const auto& transport) { return transport.param ? "Tls" : "Plain"; });
+
+TEST_P(ClientOver, RefusesOtherUrlsAndDeadServers) {
+    for (const char* url : {"https://", "ftp://a", "127.0.0.1:80", "http://", "http://a b", "http://[::1"}) {
         EXPECT_FALSE(Client::create({.base_url = url}).has_value()) << url;
     }
     const auto answer = (*Client::create({.base_url = "http://127.0.0.1:1"}))->get("/");
@@ -22,7 +26,7 @@ TEST(Client, RefusesOtherUrlsAndDeadServers) {
     EXPECT_EQ(answer.error().code, ErrorCode::kUnavailable);
 }
 
-TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
+TEST_P(ClientOver, SendsKeyAndReadsStreamsAndErrors) {
     ServerOptions options;
     options.inference_keys = {"k"};
     const auto server = start(
@@ -36,8 +40,11 @@ TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
             path == "/p/stream" ? exchange->end() : exchange->fail();
         },
         options);
-    const std::string url = "http://127.0.0.1:" + std::to_string(server->port()) + "/p/";
-    auto client = *Client::create({.base_url = url, .api_key = "k"});
+    ClientOptions way = way_to(*server);
+    way.base_url += "/p/";
+    ClientOptions with_key = way;
+    with_key.api_key = "k";
+    auto client = *Client::create(with_key);
     EXPECT_EQ(client->get("/x")->status, 200);
     EXPECT_EQ(client->del("/x")->body, "{}");
     std::vector<std::string> seen;
@@ -60,11 +67,11 @@ TEST(Client, SendsKeyAndReadsStreamsAndErrors) {
               200);
     EXPECT_EQ(seen.size(), 1u);
     EXPECT_EQ(client->get("/x")->status, 200);
-    EXPECT_EQ((*Client::create({.base_url = url}))->get("/x")->status, 401);
+    EXPECT_EQ((*Client::create(way))->get("/x")->status, 401);
 }
 
 // A stream that never says anything, and one that stopped after its first event: neither holds who wants to leave.
-TEST(Client, AnInterruptionEndsAStreamAndNothingElse) {
+TEST_P(ClientOver, AnInterruptionEndsAStreamAndNothingElse) {
     std::atomic<bool> interrupted = false;
     std::mutex mutex;
     std::vector<std::shared_ptr<Exchange>> held;
@@ -80,8 +87,9 @@ TEST(Client, AnInterruptionEndsAStreamAndNothingElse) {
         const std::lock_guard lock(mutex);
         held.push_back(std::move(exchange));
     });
-    auto client = *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port()),
-                                   .interrupted = [&] { return interrupted.load(); }});
+    ClientOptions way = way_to(*server);
+    way.interrupted = [&] { return interrupted.load(); };
+    auto client = *Client::create(way);
     for (const char* path : {"/begun", "/silent"}) {
         interrupted = false;
         const auto answer = client->stream(path, "{}", [&](std::string_view) { return interrupted = true; });
@@ -93,12 +101,11 @@ TEST(Client, AnInterruptionEndsAStreamAndNothingElse) {
     held.clear();
 }
 
-TEST(Client, ReconnectsWhenTheServerClosedARestingConnection) {
+TEST_P(ClientOver, ReconnectsWhenTheServerClosedARestingConnection) {
     ServerOptions options;
     options.idle_timeout_ms = 1;
     const auto server = start(echo(), options);
-    auto client =
-        *Client::create({.base_url = "http://127.0.0.1:" + std::to_string(server->port())});
+    auto client = *Client::create(way_to(*server));
     for (int i = 0; i < 3; ++i) {
         EXPECT_EQ(client->get("/")->status, 200);
         while (server->stats().connections != 0) std::this_thread::yield();

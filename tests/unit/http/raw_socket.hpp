@@ -3,20 +3,29 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "baton/base/fd.hpp"
+#include "baton/base/socket_bio.hpp"
 
 namespace baton::http::test {
 
-/// A plain blocking socket to 127.0.0.1: tests send exactly the bytes they mean.
+/// Whether servers and clients of the running test speak TLS with each other.
+inline bool& over_tls() {
+    static bool on = false;
+    return on;
+}
+
+/// A blocking socket to 127.0.0.1, with TLS over it where over_tls() says so: tests send exactly the bytes they mean.
 class RawSocket {
   public:
     /// A socket that is not connected yet, but has its descriptor.
@@ -40,25 +49,45 @@ class RawSocket {
         (void)::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         const timeval limit{.tv_sec = 20, .tv_usec = 0};  // a test that waits that long has failed
         (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        if (fd_ && over_tls() && !start_tls()) {
+            tls_.reset();
+            fd_.reset();
+        }
     }
+    /// The handshake, with whatever certificate; false when the server does not take part in it.
+    bool start_tls() {
+        context_.reset(SSL_CTX_new(TLS_client_method()));
+        tls_.reset(SSL_new(context_.get()));
+        BIO* bio = new_socket_bio(fd_.get());
+        SSL_set_bio(tls_.get(), bio, bio);
+        return SSL_connect(tls_.get()) == 1;
+    }
+    [[nodiscard]] SSL* tls() const { return tls_.get(); }
 
     [[nodiscard]] int fd() const { return fd_.get(); }
     [[nodiscard]] bool connected() const { return static_cast<bool>(fd_); }
     bool send(std::string_view bytes) {
         while (!bytes.empty()) {
-            const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+            const ssize_t sent = tls_ ? SSL_write(tls_.get(), bytes.data(), static_cast<int>(bytes.size()))
+                                      : ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
             if (sent <= 0) return false;
             bytes.remove_prefix(static_cast<size_t>(sent));
         }
         return true;
     }
-    void shutdown_send() { ::shutdown(fd_.get(), SHUT_WR); }
-    void close() { fd_.reset(); }
+    void shutdown_send() {
+        if (tls_) SSL_shutdown(tls_.get());
+        ::shutdown(fd_.get(), SHUT_WR);
+    }
+    void close() {
+        tls_.reset();
+        fd_.reset();
+    }
     /// Closes with a reset instead of a FIN.
     void reset() {
         const linger now{.l_onoff = 1, .l_linger = 0};
         (void)::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-        fd_.reset();
+        close();
     }
 
     /// Everything up to the end of the stream.
@@ -93,7 +122,8 @@ class RawSocket {
   private:
     bool fill() {
         std::array<char, 65536> bytes{};
-        const ssize_t size = ::recv(fd_.get(), bytes.data(), bytes.size(), 0);
+        const ssize_t size = tls_ ? SSL_read(tls_.get(), bytes.data(), static_cast<int>(bytes.size()))
+                                  : ::recv(fd_.get(), bytes.data(), bytes.size(), 0);
         if (size <= 0) return false;
         buffer_.append(bytes.data(), static_cast<size_t>(size));
         return true;
@@ -105,6 +135,8 @@ class RawSocket {
     }
 
     UniqueFd fd_;
+    std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context_{nullptr, &SSL_CTX_free};
+    std::unique_ptr<SSL, decltype(&SSL_free)> tls_{nullptr, &SSL_free};
     std::string buffer_;
 };
 

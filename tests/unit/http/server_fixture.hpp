@@ -10,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "baton/http/client.hpp"
 #include "baton/http/server.hpp"
+#include "unit/http/certificates.hpp"
 #include "unit/http/raw_socket.hpp"
 
 namespace baton::http::test {
@@ -69,10 +71,29 @@ inline Handler echo() {
     };
 }
 
+/// Every test of a server runs twice: without TLS and with it.
+class ServerOver : public ::testing::TestWithParam<bool> {
+  protected:
+    void SetUp() override { over_tls() = GetParam(); }
+    void TearDown() override { over_tls() = false; }
+};
+
 inline std::unique_ptr<Server> start(Handler handler, ServerOptions options = {}) {
+    if (over_tls() && options.tls_certificate.empty()) {
+        options.tls_certificate = any_certificate().certificate;
+        options.tls_key = any_certificate().key;
+    }
     auto server = Server::start(std::move(options), std::move(handler));
     EXPECT_TRUE(server.has_value());
     return std::move(*server);
+}
+
+/// How a Client reaches that server.
+inline ClientOptions way_to(const Server& server) {
+    ClientOptions out;
+    out.base_url = (over_tls() ? "https://127.0.0.1:" : "http://127.0.0.1:") + std::to_string(server.port());
+    if (over_tls()) out.ca_file = any_certificate().certificate;
+    return out;
 }
 
 inline std::string get(std::string_view path, std::string_view fields = "") {
