@@ -175,6 +175,8 @@ unpack_cuda() {
 build() {
     local preset=$1 tests=$2
     shift 2
+    # Another checkout's objects serve too: the compiler cache sees paths from here.
+    export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$ROOT}
     say "building ($preset)"
     cmake --preset "$preset" -DBATON_TESTS="$tests" ${CUDA_OPTIONS[@]+"${CUDA_OPTIONS[@]}"} >"$ROOT/build/$preset.configure.log" 2>&1 ||
         { cat "$ROOT/build/$preset.configure.log" >&2 && die "configuring failed"; }
