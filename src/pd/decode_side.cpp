@@ -76,6 +76,7 @@ void ReplicaCore::Impl::accept(TimeMs now, wire::ReplicaTarget from, const wire:
     t.have_blocks = static_cast<uint32_t>(leg.blocks.size());
     leg.published = t.have_blocks;
     leg.computed = t.have_blocks * config.block_tokens;
+    found_tokens += leg.computed;
     const auto more = pool.allocate(blocks_for(m.tokens + 1) - t.have_blocks);
     leg.blocks.insert(leg.blocks.end(), more->begin(), more->end());
     reserve_blocks(leg);
@@ -192,13 +193,13 @@ void ReplicaCore::Impl::advance_takeover(TimeMs now, Leg& leg) {
 /// All of the KV is here and proven: P may go, token after the committed ones next.
 void ReplicaCore::Impl::finish_load(TimeMs now, Leg& leg) {
     const Takeover& t = *leg.takeover;
+    received_tokens += t.tokens - leg.computed;
     leg.computed = t.tokens;
     leg.snapped = t.tokens / config.block_tokens;
     start_decoding(leg);
     publish_complete(leg);
-    actions.push_back(LogEvent{log::kKvLoaded, leg.sequence.request_id,
-                               "mover=" + t.mover + " reused=" + std::to_string(t.have_blocks),
-                               t.bytes});
+    actions.push_back(LogEvent{log::kKvLoaded, leg.sequence.request_id, t.mover,
+                               uint64_t{t.have_blocks} * config.block_tokens, t.bytes});
     to_peer(t.source, wire::Release{t.offer, true});
     to_supervisor(wire::HandoffDone{leg.sequence.ref, t.bytes, t.have_blocks, t.mover,
                                     us(now) - t.commit_us, t.pull_us, t.tail_us});
@@ -210,7 +211,7 @@ void ReplicaCore::Impl::fall_back(Leg& leg, std::string_view reason) {
     start_decoding(leg);
     to_peer(t.source, wire::Release{t.offer, false});
     to_supervisor(wire::Fallback{leg.sequence.ref, std::string(reason)});
-    actions.push_back(LogEvent{log::kKvFallback, leg.sequence.request_id, std::string(reason), 0});
+    actions.push_back(LogEvent{log::kKvFallback, leg.sequence.request_id, std::string(reason)});
 }
 
 void ReplicaCore::Impl::start_decoding(Leg& leg) {

@@ -79,8 +79,7 @@ void ReplicaCore::Impl::target_busy(Leg& leg, bool unreachable) {
 void ReplicaCore::Impl::stage(Leg& leg) {
     leave_running(leg);
     leg.stage = Stage::kStaged;
-    actions.push_back(LogEvent{log::kKvStaged, leg.sequence.request_id,
-                               "tokens=" + std::to_string(leg.computed), 0});
+    actions.push_back(LogEvent{log::kKvStaged, leg.sequence.request_id, {}, leg.computed});
     commit(leg);
 }
 

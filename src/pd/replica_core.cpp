@@ -232,7 +232,7 @@ void ReplicaCore::Impl::submit(TimeMs now, const wire::Sequence& sequence,
     }
     if (config.role == Role::kDecode) {
         to_supervisor(wire::Fallback{sequence.ref, "no_prefill"});
-        actions.push_back(LogEvent{log::kKvFallback, sequence.request_id, "no_prefill", 0});
+        actions.push_back(LogEvent{log::kKvFallback, sequence.request_id, "no_prefill"});
     }
     enqueue(leg, false);
 }

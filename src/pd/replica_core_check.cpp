@@ -11,6 +11,11 @@ wire::ReplicaStats ReplicaCore::Impl::stats() const {
     s.prefill_tokens = prefill_tokens;
     s.generated_tokens = generated_tokens;
     s.steps = steps;
+    s.steps_by_size.assign(steps_by_size.begin(), steps_by_size.end());
+    s.step_sequences = step_sequences;
+    s.step_rows = step_rows;
+    s.found_tokens = found_tokens;
+    s.received_tokens = received_tokens;
     s.handoff_bytes = handoff_bytes;
     s.blocks_free = pool.free_count();
     s.blocks_used = pool.used_count();

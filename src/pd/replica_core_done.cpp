@@ -21,7 +21,7 @@ void ReplicaCore::Impl::fetch_for_done(const StepPlan& plan, size_t item,
 
 void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
                                   std::span<const Sampled> sampled) {
-    ++steps;
+    count_step(plan);
     sampled_of_item.assign(plan.items.size(), nullptr);
     for (const Sampled& s : sampled)
         if (s.item < sampled_of_item.size()) sampled_of_item[s.item] = &s;
@@ -49,6 +49,14 @@ void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,
     if (batch_used > 0) to_supervisor(std::move(batch));
     for (const After& a : after) after_item(now, *a.leg, a.sampled, a.finish);
     flush_snapshots(now);
+}
+
+void ReplicaCore::Impl::count_step(const StepPlan& plan) {
+    ++steps;
+    const auto at = std::ranges::lower_bound(wire::kStepSizeBounds, plan.items.size());
+    ++steps_by_size[static_cast<size_t>(at - wire::kStepSizeBounds.begin())];
+    step_sequences += plan.items.size();
+    step_rows += plan.tokens.size();
 }
 
 /// False where the leg failed and is gone.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -356,6 +357,9 @@ struct ReplicaCore::Impl {
     void fetch_for_done(const StepPlan& plan, size_t item, const wire::TokenBatch& batch) const;
 
     uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;
+    std::array<uint64_t, wire::kStepSizeBounds.size() + 1> steps_by_size{};
+    uint64_t step_sequences = 0, step_rows = 0, found_tokens = 0, received_tokens = 0;
+    void count_step(const StepPlan& plan);
 };
 
 inline constexpr size_t kFetchAhead = 6;  ///< legs, in loops over those of a step: memory is asked for so far ahead

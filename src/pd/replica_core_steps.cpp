@@ -77,6 +77,7 @@ bool ReplicaCore::Impl::try_admit(TimeMs now, Leg& leg) {
     reserve_blocks(leg);
     leg.published = matched;
     leg.computed = matched * config.block_tokens;
+    found_tokens += leg.computed;
     leg.cached_tokens = std::min(leg.computed, static_cast<uint32_t>(leg.sequence.prompt.size()));
     std::erase(recovering, &leg);
     std::erase(fresh, &leg);

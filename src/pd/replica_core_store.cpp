@@ -145,6 +145,7 @@ void ReplicaCore::Impl::loaded_from_store(const StoreTransfer& transfer, bool ok
     if (!ok || !same_store) return;
     const auto loaded = static_cast<uint32_t>(transfer.slots.size());
     leg->computed += loaded * config.block_tokens;
+    found_tokens += uint64_t{loaded} * config.block_tokens;
     leg->snapped = leg->computed / config.block_tokens;  // the store has these
     leg->cached_tokens =
         std::min(leg->computed, static_cast<uint32_t>(leg->sequence.prompt.size()));

@@ -22,6 +22,8 @@ RouterStats Router::stats() const {
     for (const auto& [id, e] : r.entries) {
         if (e.emitted() > 0) ++stats.running;
         else ++stats.waiting;
+        if (e.state == Impl::State::kWaiting) ++stats.unsent;
+        else if (e.state != Impl::State::kDecode && e.last_busy && e.emitted() > e.base) ++stats.staged;
     }
     return stats;
 }

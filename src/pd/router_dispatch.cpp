@@ -121,6 +121,7 @@ void Router::Impl::new_attempt(TimeMs now, Entry& e, std::string_view reason, wi
             {ErrorCode::kUnavailable, "gave up after " + std::to_string(e.tries) + " attempts, the last one ended with " + e.last_failure, {}});
         return;
     }
+    actions.emplace_back(Retried{e.sequence.ref.id, e.sequence.request_id, e.sequence.ref.attempt, e.last_failure});
     // Without a replica to go to it ends at once, in pump.
     const bool hopeless = !ring.any(Role::kDecode) && !ring.any(Role::kHybrid);
     if (e.tries <= 1 || hopeless) {

@@ -327,7 +327,9 @@ class Replica {
         if (auto* a = std::get_if<pd::StoreCopy>(&action)) return transfer_->store_copy(*a);
         if (auto* a = std::get_if<pd::ToSupervisor>(&action)) return to_supervisor(a->message);
         if (auto* a = std::get_if<pd::LogEvent>(&action)) {
-            log::info(a->event, {{"req", a->request_id}, {"detail", a->detail}, {"bytes", a->bytes}});
+            if (a->event == log::kKvStaged) log::info(a->event, {{"req", a->request_id}, {"tokens", a->tokens}});
+            else if (a->event == log::kKvLoaded) log::info(a->event, {{"req", a->request_id}, {"mover", a->detail}, {"bytes", a->bytes}, {"tokens_here_already", a->tokens}});
+            else log::info(a->event, {{"req", a->request_id}, {"reason", a->detail}});
             return;
         }
         boost::asio::post(io_, [this, action = std::move(action)] {

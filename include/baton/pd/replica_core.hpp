@@ -116,8 +116,9 @@ struct StoreCopy { uint64_t copy = 0; bool to_store = true; std::vector<BlockId>
 /// P: these slots are in use again, for other content: readers elsewhere must see the new generations before any byte of
 /// these blocks is written. Comes with the actions taken after plan_step, before the plan may run.
 struct RaiseGenerations { std::vector<BlockId> blocks; std::vector<Generation> generations; };
-/// Write a log line of this life-cycle event.
-struct LogEvent { std::string_view event; std::string request_id; std::string detail; uint64_t bytes = 0; };
+/// Write a log line of this event of a hand-off: kv.staged with the tokens, kv.loaded with the mover, the bytes it moved and the
+/// tokens that were here already, kv.fallback with the reason.
+struct LogEvent { std::string_view event; std::string request_id; std::string detail; uint64_t tokens = 0, bytes = 0; };
 
 using Action = std::variant<ToSupervisor, ToPeer, ToStore, OpenProgress, CloseProgress, StartPull, CancelPull, VerifyPull,
                             StoreCopy, LogEvent, RaiseGenerations>;

@@ -48,7 +48,9 @@ struct End {
     std::vector<ReplicaId> served_by;
     Stages stages{};
 };
-using RouterAction = std::variant<SendReplica, Deliver, End>;
+/// A sequence is tried again; for the log. `attempt` is the new one's number.
+struct Retried { SequenceId id; std::string request_id; uint32_t attempt = 0; std::string reason; };
+using RouterAction = std::variant<SendReplica, Deliver, End, Retried>;
 
 struct RouterStats {
     uint64_t ended_ok = 0, ended_error = 0, ended_aborted = 0;
@@ -58,6 +60,8 @@ struct RouterStats {
     std::vector<std::pair<std::string, uint64_t>> handoff_pull_us_by_mover, handoff_exposed_us_by_mover;
     uint32_t running = 0;  ///< has its first token
     uint32_t waiting = 0;  ///< accepted, no token yet
+    uint32_t unsent = 0;   ///< of all: no replica has it
+    uint32_t staged = 0;   ///< of all: its prefill is over, and it waits for a decode replica that is not busy
 };
 
 /// Rules. New sequences are sent at once, unless a recovery waits for its budget: then they queue behind it. A try ends

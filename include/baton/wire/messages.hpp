@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -251,6 +252,8 @@ struct Fallback {
     std::string reason;
     BATON_FIELDS(ref, reason)
 };
+/// Sequences of an engine step by upper bound; what is beyond the last bound is counted by itself.
+inline constexpr std::array<uint32_t, 9> kStepSizeBounds{1, 2, 4, 8, 16, 32, 64, 128, 256};
 /// Gauges and counters for /metrics, sent every second and on change of the block counts.
 struct ReplicaStats {
     uint64_t prefill_tokens = 0, generated_tokens = 0;
@@ -259,8 +262,12 @@ struct ReplicaStats {
     uint64_t steps = 0;
     uint64_t handoff_bytes = 0;
     uint64_t host_us = 0;  ///< time of the engine thread beside waiting and, on the CPU, computing
+    std::vector<uint64_t> steps_by_size{};  ///< by kStepSizeBounds, each step once, and one more
+    uint64_t step_sequences = 0, step_rows = 0;  ///< of all steps: sequences, and tokens that were computed for them
+    uint64_t found_tokens = 0;     ///< whose KV was in the own cache, or in the host's store, when their sequence came
+    uint64_t received_tokens = 0;  ///< whose KV a hand-off brought
     BATON_FIELDS(prefill_tokens, generated_tokens, blocks_free, blocks_used, blocks_cached, blocks_offered, running,
-                 waiting, leases, steps, handoff_bytes, host_us)
+                 waiting, leases, steps, handoff_bytes, host_us, steps_by_size, step_sequences, step_rows, found_tokens, received_tokens)
 };
 
 // ---- Xavier: prefill replica (P) ↔ decode replica (D) -------------------------------------------------------------

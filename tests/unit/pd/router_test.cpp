@@ -80,6 +80,7 @@ struct Bench {
                 EXPECT_EQ(d->first_index, list.size());
                 for (const auto& t : d->tokens) list.push_back(t.id);
             }
+            if (auto* again = std::get_if<Retried>(&action)) retried.push_back(*again);
             if (auto* e = std::get_if<End>(&action)) {
                 EXPECT_FALSE(ended.contains(e->id.value)) << "ended twice";
                 ended[e->id.value] = *e;
@@ -126,6 +127,7 @@ struct Bench {
     std::map<uint64_t, std::vector<TokenId>> delivered;
     std::map<uint64_t, Stages> stages;  ///< with the newest of them
     std::map<uint64_t, End> ended;
+    std::vector<Retried> retried;
 };
 
 SeqRef ref(uint64_t id, uint32_t attempt = 1) { return {SequenceId{id}, attempt}; }
@@ -442,6 +444,41 @@ TEST(Router, BusyTargetLeadsToTheNextOneAndAFullRoundToAPause) {
     EXPECT_EQ(retargets[0].second.target, kD1);
     b.say(kD1, wire::HandoffDone{ref(1), 1, 0, "shm", 0});
     EXPECT_EQ(b.router.phase_of(SequenceId{1}), Phase::kDecode);
+}
+
+TEST(Router, SequencesThatWaitForADecodeReplicaAreCounted) {
+    Bench b;
+    b.one_by_one();
+    ASSERT_TRUE(b.submit(1));
+    const auto staged = [&] { return b.router.stats().staged; };
+    EXPECT_EQ(staged(), 0u);
+    b.say(kP1, wire::TargetBusy{ref(1), kD1, false});
+    EXPECT_EQ(staged(), 0u) << "its prefill is not over";
+    b.token(kP1, ref(1), 0, {5});
+    EXPECT_EQ(staged(), 1u);
+    b.wait(20);
+    EXPECT_EQ(b.take<wire::Retarget>().size(), 1u);
+    EXPECT_EQ(staged(), 1u) << "it was asked again, and nothing was heard yet";
+    b.say(kD1, wire::HandoffDone{ref(1), 1, 0, "shm", 0});
+    EXPECT_EQ(staged(), 0u);
+    EXPECT_EQ(b.router.stats().unsent, 0u);
+}
+
+TEST(Router, WhatIsTriedAgainIsToldAndWaitsUnsent) {
+    Bench b;
+    b.two_by_two();
+    ASSERT_TRUE(b.submit(1));
+    b.failed(b.prefill().first, ref(1), ErrorCode::kInternal, "step_failed");
+    ASSERT_EQ(b.retried.size(), 1u);
+    EXPECT_EQ(b.retried[0].id, SequenceId{1});
+    EXPECT_EQ(b.retried[0].attempt, 2u);
+    EXPECT_EQ(b.retried[0].reason, "step_failed");
+    EXPECT_EQ(b.router.stats().unsent, 0u) << "the first retry is sent at once";
+    b.failed(b.prefill().first, ref(1, 2), ErrorCode::kInternal, "step_failed");
+    EXPECT_EQ(b.retried.size(), 2u);
+    EXPECT_EQ(b.router.stats().unsent, 1u) << "the next one after a pause";
+    b.wait(100);
+    EXPECT_EQ(b.router.stats().unsent, 0u);
 }
 
 TEST(Router, UnreachableTargetIsFencedByANewAttempt) {
