@@ -203,10 +203,12 @@ void print_table(const std::vector<Line>& lines) {
     }
 }
 
-void print_json(const std::vector<Line>& lines, const backend::DeviceBackend& backend, const backend::CudaCalibration& c, double load_ms) {
+Json as_json(const std::vector<Line>& lines, const backend::DeviceBackend& backend, const backend::CudaCalibration& c, double load_ms) {
+    const kv::PoolLayout& pool = backend.kv_layout();
     Json out{{"backend", backend.describe()}, {"load_ms", load_ms}, {"load_phases_ms", Json::object()},
              {"copy_bytes_per_s", c.copy_bytes_per_s}, {"gemm_flops_per_s", c.gemm_flops_per_s},
-             {"upload_bytes_per_s", c.upload_bytes_per_s}, {"lines", Json::array()}};
+             {"upload_bytes_per_s", c.upload_bytes_per_s}, {"kv_tokens", uint64_t{pool.blocks} * pool.block_tokens}, {"block_tokens", pool.block_tokens},
+             {"kv_bytes_per_token", static_cast<double>(pool.block_bytes()) / pool.block_tokens}, {"lines", Json::array()}};
     for (const backend::LoadPhase& phase : backend.load_phases()) out["load_phases_ms"][phase.name] = phase.ms;
     for (const Line& l : lines) {
         out["lines"].push_back({{"phase", l.decode ? "decode" : "prefill"}, {"batch", l.batch}, {"tokens", l.tokens},
@@ -214,10 +216,11 @@ void print_json(const std::vector<Line>& lines, const backend::DeviceBackend& ba
         if (l.error.empty())
             out["lines"].back().update({{"ms", l.seconds * 1e3}, {"ratio", l.seconds / l.floor}, {"tok_per_s", rate(l)}, {"host_us", l.host * 1e6}});
     }
-    std::printf("%s\n", out.dump().c_str());
+    return out;
 }
 
-Expected<void> run(const BenchEngineOptions& o, const backend::Plan& plan) {
+/// Loads the model and times it; prints, or gives it as JSON alone.
+Expected<Json> run(const BenchEngineOptions& o, const backend::Plan& plan, bool print) {
     BATON_TRY_ASSIGN(const uint32_t device, device_index(o.device));
     BATON_TRY_ASSIGN(const backend::CudaCalibration calibration, backend::cuda_calibrate(device));
     backend::CudaOptions options;
@@ -233,9 +236,11 @@ Expected<void> run(const BenchEngineOptions& o, const backend::Plan& plan) {
     BATON_TRY_ASSIGN(const auto backend, backend::make_cuda_backend(plan, options));
     const double load_ms = static_cast<double>(steady_now_us() - start) / 1000.0;
     const std::vector<Line> lines = measure(*backend, o, Floor(plan.shape, calibration));
+    Json json = as_json(lines, *backend, calibration, load_ms);
+    if (!print) return json;
     if (o.json) {
-        print_json(lines, *backend, calibration, load_ms);
-        return {};
+        std::printf("%s\n", json.dump().c_str());
+        return json;
     }
     if (o.tuning) std::printf("%s\n", backend->tuning().c_str());
     std::printf("%s %s: loaded in %.0f ms (%s), %.1f GiB; copy %.2f TB/s, upload %.1f GB/s, bf16 products %.0f TFLOP/s\n",
@@ -243,13 +248,15 @@ Expected<void> run(const BenchEngineOptions& o, const backend::Plan& plan) {
                 static_cast<double>(backend->memory_bytes()) / (1 << 30), calibration.copy_bytes_per_s / 1e12,
                 calibration.upload_bytes_per_s / 1e9, calibration.gemm_flops_per_s / 1e12);
     print_table(lines);
-    return {};
+    return json;
 }
 
 }  // namespace
 
+Expected<Json> measure_cuda(const BenchEngineOptions& options, const backend::Plan& plan) { return run(options, plan, false); }
+
 int run_bench_cuda(const BenchEngineOptions& options, const backend::Plan& plan) {
-    const auto done = run(options, plan);
+    const auto done = run(options, plan, true);
     if (done) return kDone;
     complain(done.error().message);
     return kFailed;

@@ -23,6 +23,7 @@ constexpr uint64_t kPlaces = 1u << 18;
 constexpr uint64_t kStride = 100'003;
 constexpr uint32_t kDefaultRequests = 100;
 constexpr double kArrivalsMax = 4e6;
+constexpr uint32_t kTokensMax = 1'000'000;
 
 Expected<void> wrong(const std::string& text) { return fail(ErrorCode::kInvalidArgument, text); }
 
@@ -34,8 +35,7 @@ Expected<LoadPlan> LoadPlan::make(const BenchServeOptions& o) {
     plan.open_ = o.rate > 0 || o.interval_ms > 0;
     plan.ids_ = o.token_ids > 0;
     plan.warmup_ = o.warmup;
-    plan.input_tokens_ = o.input_tokens;
-    plan.output_tokens_ = o.output_tokens;
+    BATON_TRY(plan.read_mix(o));
     plan.background_input_ = o.background_input;
     if (o.rate > 0 && o.interval_ms > 0) return fail(ErrorCode::kInvalidArgument, "either a rate or an interval");
     for (const std::string& text : o.slos) {
@@ -47,12 +47,33 @@ Expected<LoadPlan> LoadPlan::make(const BenchServeOptions& o) {
     if (plan.open_) plan.make_arrivals(o);
     else plan.staggered_ = std::min(o.warmup, o.concurrency);
     if (!o.dataset.empty()) BATON_TRY(plan.read_dataset(o.dataset));
-    plan.make_text(std::max(o.dataset.empty() ? o.input_tokens : 1, o.background > 0 ? o.background_input : 1), o.token_ids, o.seed);
-    if (o.dataset.empty()) {
-        plan.shared_ = static_cast<uint32_t>(std::lround(o.prefix_share * o.input_tokens));
-        plan.prefix_ = plan.piece(kPlaces / 3, plan.shared_);
-    }
+    uint32_t longest = o.background > 0 ? o.background_input : 1;
+    if (o.dataset.empty())
+        for (const Lengths& l : plan.lengths_) longest = std::max(longest, l.input);
+    plan.make_text(longest, o.token_ids, o.seed);
+    if (o.dataset.empty()) plan.prefix_share_ = o.prefix_share;
     return plan;
+}
+
+Expected<void> LoadPlan::read_mix(const BenchServeOptions& o) {
+    if (o.mix.empty()) lengths_.push_back({o.input_tokens, o.output_tokens});
+    if (!o.mix.empty() && !o.dataset.empty()) return wrong("either a mix or a dataset");
+    for (const std::string& text : o.mix) {
+        Lengths l{};
+        int end = 0;
+        const bool read = std::sscanf(text.c_str(), "%7u:%7u%n", &l.input, &l.output, &end) == 2 && static_cast<size_t>(end) == text.size();
+        if (!read || l.input < 1 || l.output < 1 || l.input > kTokensMax || l.output > kTokensMax)
+            return wrong("mix: '" + text + "' is not IN:OUT, two numbers of tokens within 1..1000000");
+        lengths_.push_back(l);
+    }
+    return {};
+}
+
+uint32_t LoadPlan::shared_tokens(uint64_t i) const { return static_cast<uint32_t>(std::lround(prefix_share_ * input_tokens(i))); }
+
+uint32_t LoadPlan::output_tokens(uint64_t i) const {
+    const uint32_t whole = lengths_[i % lengths_.size()].output;
+    return i < staggered_ ? 1 + static_cast<uint32_t>(i * whole / staggered_) : whole;
 }
 
 void LoadPlan::make_arrivals(const BenchServeOptions& o) {
@@ -78,7 +99,7 @@ Expected<void> LoadPlan::read_dataset(const std::string& path) {
         ++number;
         if (line.empty()) continue;
         const Json value = Json::parse(line, nullptr, false);
-        Given request{"", output_tokens_};
+        Given request{"", lengths_.front().output};
         const Json* prompt = &value;
         if (value.is_object() && value.contains("prompt")) {
             prompt = &value["prompt"];
@@ -111,15 +132,16 @@ std::string LoadPlan::piece(uint64_t at, uint32_t words) const {
 
 std::string LoadPlan::prompt(uint64_t i) const {
     if (!given_.empty()) return given_[i % given_.size()].prompt;
-    std::string text = prefix_;
-    if (shared_ > 0 && shared_ < input_tokens_) text += ids_ ? ',' : ' ';
-    text += piece(i * kStride, input_tokens_ - shared_);
+    const uint32_t all = input_tokens(i), shared = shared_tokens(i);
+    std::string text = piece(kPlaces / 3, shared);
+    if (shared > 0 && shared < all) text += ids_ ? ',' : ' ';
+    text += piece(i * kStride, all - shared);
     return ids_ ? '[' + text + ']' : '"' + text + '"';
 }
 
 std::string LoadPlan::body(uint64_t i) const {
     if (!given_.empty()) return wrap(prompt(i), given_[i % given_.size()].output_tokens);
-    return wrap(prompt(i), i < staggered_ ? 1 + static_cast<uint32_t>(i * output_tokens_ / staggered_) : output_tokens_);
+    return wrap(prompt(i), output_tokens(i));
 }
 
 std::string LoadPlan::background_body(uint64_t i, uint32_t output_tokens) const {

@@ -40,6 +40,11 @@ class LoadPlan {
     [[nodiscard]] bool open() const { return open_; }
     /// Open loop: microseconds after the first measured request, negative for the warm-up. size() of them.
     [[nodiscard]] const std::vector<int64_t>& due_us() const { return due_us_; }
+    /// Of request `i`, where prompts are generated: tokens of its prompt, of those the ones that all requests begin with, and tokens of
+    /// its answer.
+    [[nodiscard]] uint32_t input_tokens(uint64_t i) const { return lengths_[i % lengths_.size()].input; }
+    [[nodiscard]] uint32_t shared_tokens(uint64_t i) const;
+    [[nodiscard]] uint32_t output_tokens(uint64_t i) const;
     /// The prompt as JSON text. Generated prompts are pieces of one long random text, each from another place, so that no
     /// two begin alike (unless a shared prefix is asked for) and making one costs a copy.
     [[nodiscard]] std::string prompt(uint64_t i) const;
@@ -54,6 +59,10 @@ class LoadPlan {
         std::string prompt;  ///< as JSON
         uint32_t output_tokens;
     };
+    struct Lengths {
+        uint32_t input, output;
+    };
+    Expected<void> read_mix(const BenchServeOptions& o);
     Expected<void> read_dataset(const std::string& path);
     void make_text(uint32_t longest, uint32_t token_ids, uint64_t seed);
     void make_arrivals(const BenchServeOptions& o);
@@ -63,11 +72,12 @@ class LoadPlan {
     std::string model_json_;
     uint64_t size_ = 0, warmup_ = 0;
     bool open_ = false, ids_ = false;
-    uint32_t input_tokens_ = 0, output_tokens_ = 0, background_input_ = 0, shared_ = 0, staggered_ = 0;
+    double prefix_share_ = 0;
+    uint32_t background_input_ = 0, staggered_ = 0;
+    std::vector<Lengths> lengths_;  ///< requests have them in turn
     std::vector<int64_t> due_us_;
     std::string text_;              ///< words or numbers with a separator behind each
     std::vector<uint32_t> starts_;  ///< of each in text_, and the end
-    std::string prefix_;
     std::vector<Given> given_;
 };
 

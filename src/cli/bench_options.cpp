@@ -2,7 +2,7 @@
 
 #include "cli/options.hpp"
 
-/// The options of `baton bench`.
+/// The options of `baton bench` and `baton doctor split`.
 namespace baton::cli {
 namespace {
 
@@ -47,6 +47,45 @@ void add_bench_handoff(CLI::App& bench, Options& o) {
 
 }  // namespace
 
+void add_split(CLI::App& doctor, Options& o) {
+    CLI::App* split = doctor.add_subcommand("split", "should prefill and decode be apart? Which P:D ratio, or hybrid replicas, meets limits");
+    SplitOptions& s = o.split;
+    BenchServeOptions& load = s.load;
+    split->add_option("--model-path", s.model_path, "file or folder of the model to be measured");
+    split->add_option("--shape", s.shape, "measure random weights of a known model's sizes instead, e.g. qwen3-0.6b");
+    split->add_option("--device", s.device, "cpu, cuda or cuda:N");
+    split->add_option("--threads", s.threads, "of a replica on the CPU; 0: one per core")->check(CLI::Range(0u, 1024u));
+    split->add_option("--isa", s.isa, "portable, avx2, avx512, avx512bf16; default: the best");
+    split->add_option("--rates", s.rates_file, "an earlier measurement: --save, or `bench engine --device cuda --json`");
+    split->add_option("--save", s.save_file, "write the measurement to this file");
+    split->add_option("--prefill-ms", s.prefill_ms, "known times of prompts, TOKENS:MS, e.g. 512:11.5,4096:98.8")->delimiter(',');
+    split->add_option("--decode-ms", s.decode_ms, "known times of decode steps, BATCH@CONTEXT:MS, e.g. 1@1024:3.7,64@1024:6.6")->delimiter(',');
+    split->add_option("--input-tokens", load.input_tokens, "of a prompt")->check(CLI::Range(1u, 1'000'000u));
+    split->add_option("--output-tokens", load.output_tokens, "of an answer")->check(CLI::Range(1u, 1'000'000u));
+    split->add_option("--mix", load.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',');
+    split->add_option("--rate", load.rate, "requests a second, Poisson arrivals")->check(CLI::Range(0.0, 1e6));
+    split->add_option("--concurrency", load.concurrency, "requests in flight instead")->check(CLI::Range(0u, 16384u));
+    split->add_option("--prefix-share", load.prefix_share, "part of each prompt that all share, found in the prefix cache")->check(CLI::Range(0.0, 1.0));
+    split->add_option("--requests", load.requests, "simulated; default a minute's, 200 to 2000")->check(CLI::Range(1u, 1'000'000u));
+    split->add_option_function<uint32_t>("--warmup", [&s](uint32_t n) { s.load.warmup = n, s.warmup_given = true; }, "requests ahead of those")->check(CLI::Range(0u, 1'000'000u));
+    split->add_option("--seed", load.seed, "of arrivals");
+    split->add_option("--ttft-ms", s.ttft_ms, "limit of the time to the first token; 0: none")->check(CLI::Range(0.0, 1e9));
+    split->add_option("--tpot-ms", s.tpot_ms, "limit of a request's mean time a token after it")->check(CLI::Range(0.0, 1e9));
+    split->add_option("--itl-ms", s.itl_ms, "limit of the gap between two tokens")->check(CLI::Range(0.0, 1e9));
+    split->add_option("--percentile", s.percentile, "at which limits hold: 50, 90 or 99")->check(CLI::IsMember({50, 90, 99}));
+    split->add_option("--devices", s.devices, "GPUs; on the CPU replicas at most, which share the cores")->check(CLI::Range(1u, 64u));
+    split->add_option("--topology", s.topologies, "only these, e.g. 1p1d,2hybrid")->delimiter(',');
+    split->add_option("--max-num-batched-tokens", s.step_tokens, "of a replica, as at launch")->check(CLI::Range(1u, 65'536u));
+    split->add_option("--max-num-seqs", s.sequences, "of a replica, as at launch")->check(CLI::Range(1u, 4096u));
+    split->add_option("--block-size", s.block_tokens, "of a replica, as at launch")->check(CLI::Range(1u, 256u));
+    split->add_option("--kv-tokens", s.kv_tokens, "positions that a replica's KV pool holds");
+    split->add_option("--handoff-ms", s.handoff_ms, "of a hand-off, whatever its size")->check(CLI::Range(0.0, 1e6));
+    split->add_option("--handoff-gb-per-s", s.handoff_gb_per_s, "of its bytes; 0: they take no time")->check(CLI::Range(0.0, 1e6));
+    split->add_flag("--no-search", s.no_search, "do not look for the highest rate within the limits");
+    split->add_flag("--json", s.json, "print JSON");
+    split->callback([&o] { o.command = [&o] { return run_split(o.split); }; });
+}
+
 void add_bench(CLI::App& app, Options& o) {
     CLI::App* bench = app.add_subcommand("bench", "measure");
     bench->require_subcommand(1);
@@ -64,6 +103,7 @@ void add_bench(CLI::App& app, Options& o) {
     serve->add_option("--concurrency", s.concurrency, "requests in flight; default 8, with --rate unlimited")->check(CLI::Range(0u, 16384u));
     serve->add_option("--input-tokens", s.input_tokens, "words of a generated prompt, about its tokens")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--output-tokens", s.output_tokens, "of each answer")->check(CLI::Range(1u, 1'000'000u));
+    serve->add_option("--mix", s.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',');
     serve->add_option("--token-ids", s.token_ids, "prompts of random token ids below this")->check(CLI::Range(2u, 1'000'000u));
     serve->add_option("--prefix-share", s.prefix_share, "part of each prompt that all share")->check(CLI::Range(0.0, 1.0));
     serve->add_option("--slo-ttft-ms", s.slo_ttft_ms, "goodput limit; 0: none")->check(CLI::NonNegativeNumber);

@@ -55,7 +55,10 @@ void add_servers(CLI::App& app, Options& o) {
     add_settings(*doctor, o);
     doctor->add_option("--model", o.serve.model_path, "look at this model too (file or folder)");
     doctor->add_flag("--json", o.doctor_json, "print the findings as JSON");
-    doctor->callback([&o] { o.command = [&o] { return run_doctor(o.serve, o.doctor_json); }; });
+    add_split(*doctor, o);
+    doctor->callback([&o, doctor] {  // comes after the one of a command under it
+        if (doctor->get_subcommands().empty()) o.command = [&o] { return run_doctor(o.serve, o.doctor_json); };
+    });
 
     CLI::App* supervisor = app.add_subcommand("supervisor", "run the supervisor alone; workers join it");
     add_settings(*supervisor, o);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "baton/cli/bench.hpp"
 #include "cli/client_session.hpp"
 
 /// One options struct and one function a command; the functions return the exit code. cli.cpp fills the options.
@@ -31,6 +32,27 @@ int run_config_docs();
 int run_config_schema(const std::string& what);
 /// `doctor`: looks at this host with the settings that `serve` with these options would use, and at the model `model_path` names.
 int run_doctor(const ServeOptions& options, bool json);
+
+/// `doctor split`: whether prefill and decode should be apart for a load, and how many of each.
+struct SplitOptions {
+    std::string model_path, shape, device = "cpu", isa;  ///< to measure
+    uint32_t threads = 0;
+    std::string rates_file, save_file;                   ///< an earlier measurement; where this one goes
+    std::vector<std::string> prefill_ms, decode_ms;      ///< "TOKENS:MS", "BATCH@CONTEXT:MS" instead
+    BenchServeOptions load;                              ///< lengths, rate or concurrency, shared prefix, requests, seed
+    bool warmup_given = false;
+    double ttft_ms = 0, tpot_ms = 0, itl_ms = 0;         ///< limits; 0: none
+    uint32_t percentile = 99;                            ///< at which they hold
+    uint32_t devices = 2;                                ///< GPUs; on the CPU replicas at most, which share the cores
+    std::vector<std::string> topologies;                 ///< only these
+    uint32_t step_tokens = 0, sequences = 0, block_tokens = 0;  ///< of a replica; 0: as measured, or a launch's default
+    uint64_t kv_tokens = 0;                              ///< of a replica's pool; 0: as measured
+    double handoff_ms = -1, handoff_gb_per_s = -1;       ///< below 0: as measured
+    bool no_search = false;                              ///< do not look for the highest rate within the limits
+    bool json = false;
+};
+/// Measures or reads the rates, simulates each topology, prints sums, table and advice. kFailed where nothing could be measured.
+int run_split(const SplitOptions& options);
 int run_worker(const std::vector<std::string>& args);
 int run_replica(const std::vector<std::string>& args);
 

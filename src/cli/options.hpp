@@ -28,6 +28,7 @@ struct Options {
     BenchServeOptions bench_serve;
     BenchEngineOptions bench_engine;
     BenchHandoffOptions bench_handoff;
+    SplitOptions split;
     Server server;
     bool doctor_json = false;
     std::string schema = "settings";  ///< that `config schema` prints
@@ -39,6 +40,8 @@ struct Options {
 void add_client_commands(CLI::App& app, Options& options);
 /// Declares bench and what is under it.
 void add_bench(CLI::App& app, Options& options);
+/// Declares `split` under doctor.
+void add_split(CLI::App& doctor, Options& options);
 /// Whether an option stands for true where no value follows it: `--thinking "a question"`.
 [[nodiscard]] bool is_truth(const CLI::Option& option);
 /// Where the server is and who asks.

@@ -20,6 +20,7 @@ struct BenchServeOptions {
     uint32_t concurrency = 0;       ///< requests in flight; 0: 8 in the closed loop, unlimited in the open one
     uint32_t input_tokens = 128;    ///< words (or token ids) of a prompt
     uint32_t output_tokens = 64;
+    std::vector<std::string> mix;   ///< "IN:OUT" tokens instead of the two, which requests have in turn
     uint32_t token_ids = 0;         ///< prompts are random token ids below that; 0: words
     double prefix_share = 0;        ///< 0…1: the part of each prompt that all share
     double slo_ttft_ms = 0;         ///< goodput limits; 0: none

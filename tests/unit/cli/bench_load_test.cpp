@@ -81,6 +81,34 @@ TEST(LoadPlan, SharesAPrefix) {
     EXPECT_FALSE(std::equal(a.begin() + 20, a.end(), b.begin() + 20));
 }
 
+TEST(LoadPlan, LengthsOfAMixComeInTurn) {
+    BenchServeOptions o = options();
+    o.mix = {"30:5", "7:90"};
+    o.token_ids = 1000;
+    o.prefix_share = 0.5;
+    const auto plan = LoadPlan::make(o);
+    ASSERT_TRUE(plan);
+    for (uint64_t i = 0; i < 6; ++i) {
+        const Json body = Json::parse(plan->body(i));
+        EXPECT_EQ(body["prompt"].size(), i % 2 == 0 ? 30u : 7u);
+        EXPECT_EQ(body["max_tokens"], i % 2 == 0 ? 5 : 90);
+        EXPECT_EQ(plan->input_tokens(i), body["prompt"].size());
+        EXPECT_EQ(plan->output_tokens(i), body["max_tokens"]);
+        EXPECT_EQ(plan->shared_tokens(i), i % 2 == 0 ? 15u : 4u);
+    }
+    const Json a = Json::parse(plan->body(0))["prompt"], b = Json::parse(plan->body(1))["prompt"];
+    EXPECT_TRUE(std::equal(a.begin(), a.begin() + 4, b.begin()));
+    for (const char* bad : {"", "5", "5:", ":5", "0:1", "1:0", "-1:1", "1:2:3", "1:2x", "9999999:1"}) {
+        o.mix = {"1:1", bad};
+        const auto none = LoadPlan::make(o);
+        ASSERT_FALSE(none) << bad;
+        EXPECT_NE(none.error().message.find("mix: '" + std::string(bad) + "'"), std::string::npos);
+    }
+    o.mix = {"1:1"};
+    o.dataset = "/dev/null";
+    EXPECT_FALSE(LoadPlan::make(o));
+}
+
 TEST(LoadPlan, TokenIdsAreIdsBelowTheBound) {
     BenchServeOptions o = options();
     o.token_ids = 300;

@@ -1,0 +1,279 @@
+#include "cli/split_measure.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "baton/backend/backend.hpp"
+#include "baton/base/clock.hpp"
+#include "baton/base/fd.hpp"
+#include "baton/sched/sampler.hpp"
+#include "baton/worker/host_facts.hpp"
+#include "cli/bench_cuda.hpp"
+
+/// Steps timed on this machine.
+namespace baton::cli::split {
+namespace {
+
+constexpr uint32_t kStepTokens = 512, kSequences = 64, kBlockTokens = 16;
+constexpr uint64_t kKvBytes = 1ull << 30;  ///< a replica's own default
+constexpr uint32_t kRoundsMin = 3, kRoundsMax = 9;
+constexpr int64_t kPointUs = 400'000;      ///< of rounds of one point, about
+constexpr double kHandoffMs = 1.0;         ///< between two processes of a host: links, wake-ups, the last pages
+constexpr size_t kCopyBytes = 64u << 20;
+
+double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+    return values[values.size() / 2];
+}
+
+/// A replica's backend with a pool of its own, and steps made up for it.
+class Rig {
+  public:
+    static Expected<std::unique_ptr<Rig>> make(const backend::Plan& plan, backend::CpuOptions options) {
+        auto rig = std::unique_ptr<Rig>(new Rig);
+        BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, options));
+        BATON_TRY_ASSIGN(rig->memory_, make_memfd("baton-split", layout.pool_bytes()));
+        BATON_TRY_ASSIGN(rig->pool_, Mapping::map_fd(rig->memory_.get(), layout.pool_bytes(), true));
+        BATON_TRY_ASSIGN(rig->backend_, backend::make_cpu_backend(plan, options, rig->pool_.mutable_bytes()));
+        rig->blocks_.resize(options.blocks);
+        std::iota(rig->blocks_.begin(), rig->blocks_.end(), 0u);
+        rig->block_tokens_ = options.block_tokens;
+        rig->logits_.resize(size_t{options.max_batch_slices} * plan.shape.vocab);
+        rig->greedy_.sampling.temperature = 0;
+        rig->greedy_.prompt = {1};
+        return rig;
+    }
+
+    /// Runs the step once; microseconds.
+    Expected<double> run(const StepSample& s) {
+        const size_t vocab = backend_->shape().vocab;
+        std::vector<TokenId> tokens(s.prompt_tokens + s.rows);
+        for (TokenId& id : tokens) id = static_cast<TokenId>(random_() % vocab);
+        std::vector<backend::Slice> slices;
+        size_t used = 0;
+        const auto add = [&](uint32_t rows, uint32_t position) {
+            const size_t blocks = (size_t{position} + rows + block_tokens_ - 1) / block_tokens_;
+            slices.push_back({});
+            slices.back().tokens = rows;
+            slices.back().position = position;
+            slices.back().blocks = std::span<const BlockId>(blocks_).subspan(used, blocks);
+            slices.back().logits = true;
+            used += blocks;
+        };
+        for (uint32_t i = 0; i < s.rows; ++i) add(1, s.context - 1);
+        if (s.prompt_tokens > 0) add(s.prompt_tokens, s.position);
+        const int64_t begin = steady_now_us();
+        const auto logits = std::span(logits_).first(slices.size() * vocab);
+        BATON_TRY(backend_->forward({tokens, slices}, logits, [](uint32_t) {}));
+        for (size_t i = 0; i < slices.size(); ++i) last_ = sched::sample(logits.subspan(i * vocab, vocab), greedy_, scratch_).id;
+        return static_cast<double>(std::max<int64_t>(1, steady_now_us() - begin));
+    }
+
+    /// The step's median time over some rounds.
+    Expected<StepSample> time(StepSample s) {
+        BATON_TRY(run(s));  // its pages and buffers once
+        std::vector<double> us;
+        double sum = 0;
+        while (us.size() < kRoundsMin || (us.size() < kRoundsMax && sum < kPointUs)) {
+            BATON_TRY_ASSIGN(const double once, run(s));
+            us.push_back(once);
+            sum += once;
+        }
+        s.us = median(std::move(us));
+        return s;
+    }
+
+    [[nodiscard]] std::string describe() const { return backend_->describe(); }
+    [[nodiscard]] uint64_t positions() const { return uint64_t{block_tokens_} * blocks_.size(); }
+    /// Whether all sequences of the step find blocks.
+    [[nodiscard]] bool fits(const StepSample& s) const {
+        const auto blocks = [this](uint64_t n) { return (n + block_tokens_ - 1) / block_tokens_; };
+        return s.rows * blocks(s.context) + blocks(uint64_t{s.position} + s.prompt_tokens) <= blocks_.size();
+    }
+
+  private:
+    Rig() = default;
+    UniqueFd memory_;
+    Mapping pool_;
+    std::unique_ptr<backend::Backend> backend_;
+    std::vector<BlockId> blocks_;
+    uint32_t block_tokens_ = 0;
+    std::vector<float> logits_;
+    wire::Sequence greedy_;
+    sched::SamplerScratch scratch_;
+    TokenId last_ = 0;
+    std::mt19937_64 random_{1};
+};
+
+/// A memory file of zeros that can still be sealed against writing, as the image of the weights is.
+Expected<UniqueFd> make_image(uint64_t bytes) {
+    UniqueFd fd(::memfd_create("baton-split-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+        return fail(ErrorCode::kIo, std::string("cannot make a memory file: ") + std::strerror(errno));
+    return fd;
+}
+
+/// The steps that are timed for sequences of up to `longest` positions.
+std::vector<StepSample> points(const Rates& rates, uint32_t longest, uint32_t batch) {
+    std::vector<StepSample> out;
+    const uint32_t step = std::min(rates.step_tokens, longest);
+    for (const uint32_t n : {16u, 64u, step / 4, step / 2, step})
+        if (n > 0 && n <= step && (out.empty() || n > out.back().prompt_tokens)) out.push_back({n, 0, 0, 0, 0});
+    for (const uint32_t position : {longest / 2, longest - step})
+        if (position >= rates.block_tokens && longest > step) out.push_back({std::min(step, longest - position), position - position % rates.block_tokens, 0, 0, 0});
+    for (uint32_t b = 1; b <= rates.sequences; b = b < 4 ? b + 1 : b * 2)
+        for (const uint32_t context : {std::min(64u, longest), longest}) out.push_back({0, 0, b, context, 0});
+    for (const uint32_t n : {step / 4, step / 2})
+        if (n > 0) out.push_back({n, 0, std::min(batch, rates.sequences), longest, 0});
+    return out;
+}
+
+/// How much longer steps take while another replica's run on the same cores: of `a` and of `b`.
+Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Rig& b, const StepSample& of_b, double seconds) {
+    BATON_TRY_ASSIGN(const StepSample alone_a, a.time(of_a));
+    BATON_TRY_ASSIGN(const StepSample alone_b, b.time(of_b));
+    std::atomic<bool> stop{false};
+    std::atomic<uint32_t> begun{0};
+    std::vector<double> us[2];
+    Expected<void> ok[2];
+    const auto loop = [&](Rig& rig, const StepSample& s, int which) {
+        ++begun;
+        while (!stop) {
+            const auto once = rig.run(s);
+            if (!once) {
+                ok[which] = fail(once.error());
+                stop = true;
+                return;
+            }
+            us[which].push_back(*once);
+        }
+    };
+    std::thread other([&] { loop(b, of_b, 1); });
+    std::thread clock([&] {
+        const int64_t end = steady_now_us() + static_cast<int64_t>(seconds * 1e6);
+        while (!stop && steady_now_us() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        stop = true;
+    });
+    loop(a, of_a, 0);
+    other.join();
+    clock.join();
+    for (const auto& one : ok) BATON_TRY(one);
+    const auto longer = [](const std::vector<double>& with, double alone) {
+        return with.empty() ? 1.0 : std::max(1.0, std::accumulate(with.begin(), with.end(), 0.0) / static_cast<double>(with.size()) / alone);
+    };
+    return std::pair(longer(us[0], alone_a.us), longer(us[1], alone_b.us));
+}
+
+Expected<void> measure_beside(Rig& rig, Rig& second, const MeasureOptions& o, Rates& rates) {
+    const uint32_t context = o.longest;
+    const StepSample chunk{std::min(rates.step_tokens, o.longest), 0, 0, 0, 0};
+    StepSample rows{0, 0, std::min(o.batch, rates.sequences), context, 0};
+    while (rows.rows > 1 && (!rig.fits(rows) || !second.fits(rows))) rows.rows /= 2;
+    BATON_TRY_ASSIGN(const auto mixed, beside(rig, chunk, second, rows, o.seconds));
+    BATON_TRY_ASSIGN(const auto chunks, beside(rig, chunk, second, chunk, o.seconds));
+    BATON_TRY_ASSIGN(const auto decodes, beside(rig, rows, second, rows, o.seconds));
+    rates.beside[0][1] = mixed.first;
+    rates.beside[1][0] = mixed.second;
+    rates.beside[0][0] = (chunks.first + chunks.second) / 2;
+    rates.beside[1][1] = (decodes.first + decodes.second) / 2;
+    return {};
+}
+
+/// What a thread copies in memory, GB/s.
+double copy_rate() {
+    std::vector<char> from(kCopyBytes, 1), to(kCopyBytes, 2);
+    double best = 0;
+    for (int i = 0; i < 3; ++i) {
+        const int64_t begin = steady_now_us();
+        std::copy(from.begin(), from.end(), to.begin());
+        best = std::max(best, static_cast<double>(kCopyBytes) / 1e3 / static_cast<double>(std::max<int64_t>(1, steady_now_us() - begin)));
+        std::swap(from, to);
+    }
+    return best;
+}
+
+Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) {
+    Rates rates;
+    rates.step_tokens = o.step_tokens > 0 ? o.step_tokens : kStepTokens;
+    rates.sequences = o.sequences > 0 ? o.sequences : kSequences;
+    rates.block_tokens = o.block_tokens > 0 ? o.block_tokens : kBlockTokens;
+    backend::CpuOptions options;
+    options.threads = o.threads;
+    options.isa = o.isa;
+    options.block_tokens = rates.block_tokens;
+    options.max_batch_tokens = std::max(rates.step_tokens, rates.sequences) + rates.block_tokens;
+    options.max_batch_slices = rates.sequences + 1;
+    options.blocks = 1;
+    BATON_TRY_ASSIGN(const kv::PoolLayout unit, backend::cpu_kv_layout(plan.shape, options));
+    rates.kv_bytes_per_token = static_cast<double>(unit.block_bytes()) / rates.block_tokens;
+    const uint64_t memory = worker::read_memory().total;
+    const uint64_t bytes = std::min(kKvBytes, memory / 8);
+    const auto blocks_of = [&](uint64_t positions) { return (positions + rates.block_tokens - 1) / rates.block_tokens; };
+    const uint64_t blocks = std::clamp<uint64_t>(bytes / unit.block_bytes(), blocks_of(plan.shape.context) + 1, 1u << 22);
+    rates.kv_tokens = blocks * rates.block_tokens;
+    options.blocks = static_cast<uint32_t>(std::min(blocks, rates.sequences * blocks_of(o.longest) + blocks_of(rates.step_tokens)));
+    // Two replicas of a host read one image of the weights.
+    BATON_TRY_ASSIGN(const backend::WeightImage image, backend::cpu_weight_image(plan, options));
+    BATON_TRY_ASSIGN(const UniqueFd weights, make_image(image.bytes));
+    BATON_TRY(backend::fill_cpu_weights(plan, options, weights.get()));
+    options.weights_fd = weights.get();
+    BATON_TRY_ASSIGN(const auto rig, Rig::make(plan, options));
+    rates.engine = rig->describe();
+    for (const StepSample& point : points(rates, o.longest, o.batch)) {
+        if (!rig->fits(point)) continue;
+        BATON_TRY_ASSIGN(const StepSample timed, rig->time(point));
+        rates.samples.push_back(timed);
+    }
+    rates.handoff_ms = kHandoffMs;
+    rates.handoff_gb_per_s = copy_rate();
+    if (o.beside) {
+        options.blocks = static_cast<uint32_t>(std::min<uint64_t>(options.blocks, uint64_t{o.batch} * blocks_of(o.longest) + blocks_of(rates.step_tokens)));
+        BATON_TRY_ASSIGN(const auto second, Rig::make(plan, options));
+        BATON_TRY(measure_beside(*rig, *second, o, rates));
+    }
+    return rates;
+}
+
+Expected<Rates> measure_gpu(const backend::Plan& plan, const MeasureOptions& o) {
+    BenchEngineOptions bench;
+    bench.device = o.device;
+    const uint32_t sequences = o.sequences > 0 ? o.sequences : 256, step = o.step_tokens > 0 ? o.step_tokens : 2048;
+    if (o.block_tokens > 0) bench.block_tokens = o.block_tokens;
+    constexpr uint32_t kMargin = 272;  // positions that the decode steps of a measurement go on for
+    const uint32_t most = plan.shape.context > 2 * kMargin ? plan.shape.context - kMargin : plan.shape.context / 2;
+    bench.contexts = {std::min(256u, o.longest), std::min(o.longest, most)};
+    if (bench.contexts[0] >= bench.contexts[1]) bench.contexts.erase(bench.contexts.begin());
+    bench.batches.clear();
+    for (uint32_t b = 1; b < sequences; b *= 2) bench.batches.push_back(b);
+    bench.batches.push_back(sequences);
+    bench.prompts.clear();
+    const uint32_t prompt = std::min(std::max(o.longest, step), most);
+    for (uint32_t n = 64; n < prompt; n *= 2) bench.prompts.push_back(n);
+    bench.prompts.push_back(prompt);
+    bench.cached = true;
+    BATON_TRY_ASSIGN(const Json json, measure_cuda(bench, plan));
+    BATON_TRY_ASSIGN(Rates rates, parse_rates(json));
+    rates.sequences = sequences;
+    rates.step_tokens = step;
+    rates.block_tokens = bench.block_tokens;
+    return rates;
+}
+
+}  // namespace
+
+Expected<Rates> measure(const backend::Plan& plan, const MeasureOptions& o) {
+    if (o.longest > plan.shape.context)
+        return fail(ErrorCode::kInvalidArgument, "prompt and answer of " + std::to_string(o.longest) + " tokens exceed the model's context of " + std::to_string(plan.shape.context), "input_tokens");
+    return o.device == "cpu" ? measure_cpu(plan, o) : measure_gpu(plan, o);
+}
+
+}  // namespace baton::cli::split
