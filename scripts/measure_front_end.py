@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """Measures what the supervisor costs a request and a streamed token, with a replica that answers at once, beside nginx with a static body.
 
-    scripts/measure_front_end.py [--baton build/release/tests/baton-fake-gpu] [--nginx nginx] [--seconds 5] [--clients 2] [--connections 8]
+    scripts/measure_front_end.py [--baton build/release/tests/baton-fake-gpu] [--against OTHER] [--nginx nginx] [--floor build/release/tests/bench/relay_floor]
+                                 [--rounds 3] [--seconds 3] [--clients 2] [--connections 8] [--streams 32] [--tokens 1000]
 
 The replica is that of the tests' pretended GPU, whose steps compute nothing (BATON_FAKE_GPU_HOLLOW), in a process of its own; the model is the
 tiny one of the unit tests. Processor time is the supervisor's own, all its threads, as the kernel counts it; nginx's is that of its workers. Both
 serve the same client in the same run: processes with keep-alive connections, one request at a time each. A request is a chat of 1 KiB of text
 with max_tokens 1; nginx answers a file of the size of that answer to the same POST. Without nginx (Debian's package) its part is left out.
+
+What one stream costs a token is mostly the kernel's: a wake-up and a write. `relay_floor` (ninja relay_floor) does these alone, one message at a
+time at the pace of the stream before it, and is measured the same way. --against measures another binary in turns with the first. Every figure is
+the median of the rounds.
 """
 
 import argparse
@@ -18,6 +23,7 @@ import random
 import select
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -55,6 +61,8 @@ def call(url, body=None):
 
 class Baton:
     def __init__(self, binary, folder):
+        folder.mkdir()
+        self.name = binary
         self.port = free_port()
         env = {**os.environ, "BATON_FAKE_GPUS": "1", "BATON_FAKE_GPU_HOLLOW": "1"}
         self.process = subprocess.Popen([binary, "serve", "--port", str(self.port), "--state-dir", str(folder / "state"), "--log-level", "warn"], env=env, stderr=subprocess.DEVNULL)
@@ -150,16 +158,14 @@ def load(server, payloads, args):
     return count / wall, spent / max(count, 1), sum(r[1] for r in results), results[0][2]
 
 
-def stream_cost(server, streams, tokens):
-    """Processor microseconds of the supervisor for each token of `streams` streams at once."""
-    payload = request_bytes("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": tokens, "ignore_eos": True})
-    before = cpu_us(server.pids)
+def read_streams(port, payload, streams):
+    """Reads streams to their end; how many frames came, and seconds from the first one's first byte."""
     sockets = []
     for _ in range(streams):
-        s = socket.create_connection(("127.0.0.1", server.port))
+        s = socket.create_connection(("127.0.0.1", port))
         s.sendall(payload)
         sockets.append(s)
-    frames, open_ = 0, {s.fileno(): (s, b"") for s in sockets}
+    frames, open_, begun = 0, {s.fileno(): (s, b"") for s in sockets}, None
     poll = select.epoll()
     for fd in open_:
         poll.register(fd, select.EPOLLIN)
@@ -167,22 +173,99 @@ def stream_cost(server, streams, tokens):
         for fd, _ in poll.poll(1):
             s, tail = open_[fd]
             data = s.recv(1 << 20)
+            begun = begun or time.monotonic()
             frames += data.count(b"data: {")
             tail = (tail + data)[-64:]
             if not data or b"[DONE]" in tail:
                 poll.unregister(fd)
-                s.close()
                 del open_[fd]
             else:
                 open_[fd] = (s, tail)
-    return (cpu_us(server.pids) - before) / (streams * tokens), frames / (streams * tokens)
+    return frames, time.monotonic() - begun, sockets
+
+
+def stream_cost(server, streams, tokens):
+    """Processor microseconds of the supervisor for each token of `streams` streams at once, frames a token, and seconds a token of one stream."""
+    payload = request_bytes("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": tokens, "ignore_eos": True})
+    before = cpu_us(server.pids)
+    frames, seconds, sockets = read_streams(server.port, payload, streams)
+    spent = cpu_us(server.pids) - before
+    for s in sockets:
+        s.close()
+    return spent / (streams * tokens), frames / (streams * tokens), seconds / tokens
+
+
+def floor_cost(binary, tokens, gap_s):
+    """Processor microseconds that a wake-up and a write cost, a token, at that pace."""
+    process = subprocess.Popen([binary, str(tokens), str(round(gap_s * 1e6))], stdout=subprocess.PIPE, text=True)
+    port = int(process.stdout.readline())
+    before = cpu_us([process.pid])
+    _, _, sockets = read_streams(port, b"go", 1)
+    spent = cpu_us([process.pid]) - before
+    for s in sockets:
+        s.close()
+    process.wait()
+    return spent / tokens
+
+
+class Figures:
+    """What was measured of one thing, a list of numbers for each round."""
+
+    def __init__(self):
+        self.rounds = {}
+
+    def add(self, what, *numbers):
+        self.rounds.setdefault(what, []).append(numbers)
+
+    def median(self, what):
+        return [statistics.median(column) for column in zip(*self.rounds[what])]
+
+
+def measure(batons, nginx_binary, floor, payloads, folder, args):
+    figures, static = {b: Figures() for b in batons}, Figures()
+    nginx = None
+    try:
+        for b in batons:
+            *_, size = load(b, payloads, argparse.Namespace(**{**vars(args), "seconds": 1}))  # warm
+        if pathlib.Path(nginx_binary).exists():
+            nginx = Nginx(nginx_binary, folder, max(1, size - 150))
+        for turn in range(args.rounds):
+            for b in batons if turn % 2 == 0 else reversed(batons):
+                rate, us, errors, _ = load(b, payloads, args)
+                figures[b].add("chat", us, rate, errors)
+            if nginx:
+                rate, us, errors, _ = load(nginx, payloads, args)
+                static.add("chat", us, rate, errors)
+            for b in batons if turn % 2 == 0 else reversed(batons):
+                us, frames, pace = stream_cost(b, 1, args.tokens)
+                figures[b].add("one", us, frames, pace * 1e6, floor_cost(floor, args.tokens, pace) if floor else 0)
+                figures[b].add("many", *stream_cost(b, args.streams, args.tokens))
+    finally:
+        if nginx:
+            nginx.stop()
+    return figures, static if nginx else None
+
+
+def report(name, figures, static, args):
+    us, rate, errors = figures.median("chat")
+    print(f"{name}\n  chat of 1 KiB: {us:.1f} us of the supervisor a request, {rate:.0f} requests/s, {errors:.0f} errors")
+    if static:
+        nginx_us, static_rate, bad = static.median("chat")
+        print(f"  nginx, static: {nginx_us:.1f} us of its workers a request, {static_rate:.0f} requests/s, {bad:.0f} errors; ratio {rate / static_rate:.2f}")
+    us, frames, pace, least = figures.median("one")
+    print(f"  1 stream: {us:.2f} us of the supervisor a token, one each {pace:.1f} us, {frames:.2f} frames a token" + (f"; a wake-up and a write alone: {least:.2f} us" if least else ""))
+    us, frames, _ = figures.median("many")
+    print(f"  {args.streams} streams: {us:.2f} us of the supervisor a token, {frames:.2f} frames a token", flush=True)
 
 
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--baton", default=str(ROOT / "build/release/tests/baton-fake-gpu"))
+    p.add_argument("--against", help="another binary, measured in turns with the first")
     p.add_argument("--nginx", default=shutil.which("nginx") or "/usr/sbin/nginx")
-    p.add_argument("--seconds", type=float, default=5)
+    p.add_argument("--floor", default=str(ROOT / "build/release/tests/bench/relay_floor"))
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--seconds", type=float, default=3, help="of each load")
     p.add_argument("--clients", type=int, default=2)
     p.add_argument("--connections", type=int, default=8, help="of each client")
     p.add_argument("--streams", type=int, default=32)
@@ -196,25 +279,18 @@ def main():
             text += rng.choice(WORDS) + " "
         bodies.append({"model": "m", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text[:1024]}], "max_tokens": 1, "temperature": 0.7})
     payloads = [request_bytes("/v1/chat/completions", b) for b in bodies]
+    batons = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        baton = Baton(args.baton, folder)
         try:
-            load(baton, payloads, argparse.Namespace(**{**vars(args), "seconds": 1}))  # warm
-            rate, us, errors, size = load(baton, payloads, args)
-            print(f"chat of 1 KiB: {us:.0f} us of the supervisor a request, {rate:.0f} requests/s, {errors} errors", flush=True)
-            if pathlib.Path(args.nginx).exists():
-                nginx = Nginx(args.nginx, folder, max(1, size - 150))
-                try:
-                    static, nginx_us, bad, _ = load(nginx, payloads, args)
-                finally:
-                    nginx.stop()
-                print(f"nginx, static: {nginx_us:.0f} us of its workers a request, {static:.0f} requests/s, {bad} errors; ratio {rate / static:.2f}", flush=True)
-            for streams in (1, args.streams):
-                us, frames = stream_cost(baton, streams, args.tokens)
-                print(f"{streams} streams: {us:.2f} us of the supervisor a token, {frames:.2f} frames a token", flush=True)
+            for i, binary in enumerate(filter(None, [args.baton, args.against])):
+                batons.append(Baton(binary, folder / str(i)))
+            figures, static = measure(batons, args.nginx, args.floor if pathlib.Path(args.floor).exists() else None, payloads, folder, args)
+            for b in batons:
+                report(b.name, figures[b], static, args)
         finally:
-            baton.stop()
+            for b in batons:
+                b.stop()
 
 
 if __name__ == "__main__":

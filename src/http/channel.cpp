@@ -1,6 +1,10 @@
 #include "http/channel.hpp"
 
+#include <sys/socket.h>
+
 #include <utility>
+
+#include "baton/base/clock.hpp"
 
 namespace baton::http {
 namespace {
@@ -9,8 +13,13 @@ constexpr size_t kKeptBytesMax = 64 * 1024;  ///< of a buffer that is used again
 
 }  // namespace
 
-Channel::Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping)
-    : form_(std::move(form)), wake_(std::move(wake)), stopping_(std::move(stopping)) {}
+Channel::Channel(AnswerForm form, std::function<void()> wake, std::function<bool()> stopping,
+                 int socket, std::function<void()> settled)
+    : form_(std::move(form)),
+      wake_(std::move(wake)),
+      stopping_(std::move(stopping)),
+      socket_(socket),
+      on_settled_(std::move(settled)) {}
 
 void Channel::wake_locked() {
     if (woken_ || detached_ || !wake_) return;
@@ -32,16 +41,22 @@ void Channel::append_piece(std::string_view bytes) {
     unsent_.fetch_add(outbox_.size() - before, std::memory_order_relaxed);
 }
 
-void Channel::finish(bool close) {
+/// Where the answering thread can send the rest, and the connection goes on with whatever its client
+/// sends next, its I/O thread need not be woken.
+void Channel::finish(bool close, std::shared_ptr<void>& held) {
     state_ = State::kFinished;
     close_ = close_ || close;
     ping_ms_.store(0, std::memory_order_relaxed);
-    wake_locked();
+    if (!here_ || must_wake_ || close_ || woken_ || client_gone() || !send_locked()) return wake_locked();
+    held.swap(held_);
+    if (on_settled_) on_settled_();
+    settled_.store(true, std::memory_order_release);
 }
 
 void Channel::respond(int status, std::string_view body, const Headers& headers,
                       std::string_view content_type) {
-    std::function<void()> released;  // destroyed outside the lock: it may own anything
+    std::function<void()> released;  // destroyed outside the lock: they may own anything
+    std::shared_ptr<void> held;
     const std::lock_guard lock(mutex_);
     if (state_ != State::kOpen || detached_) return;
     const bool keep_alive = form_.keep_alive && !stopping_() && !client_gone();
@@ -50,7 +65,7 @@ void Channel::respond(int status, std::string_view body, const Headers& headers,
     if (!form_.head_only && status != 204 && status != 304) append(body);
     released = std::move(on_disconnect_);
     on_disconnect_ = nullptr;
-    finish(!keep_alive);
+    finish(!keep_alive, held);
 }
 
 bool Channel::begin_stream(const StreamStart& start) {
@@ -72,13 +87,46 @@ bool Channel::begin_stream(const StreamStart& start) {
 }
 
 bool Channel::write(std::string_view bytes) {
+    return add(bytes, true);
+}
+
+bool Channel::queue(std::string_view bytes) {
+    return add(bytes, false);
+}
+
+void Channel::flush(bool here) {
+    const std::lock_guard lock(mutex_);
+    if (outbox_.empty() || woken_ || detached_) return;
+    if (!here || !send_locked()) wake_locked();
+}
+
+/// Writes the outbox to the socket, where nothing else is on its way there. False where bytes are
+/// left, which the I/O thread sends; it also sees to errors.
+bool Channel::send_locked() {
+    if (socket_ < 0 || unsent_.load(std::memory_order_acquire) != outbox_.size()) return false;
+    const ssize_t size =
+        ::send(socket_, outbox_.data(), outbox_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (size <= 0) return false;
+    unsent_.fetch_sub(static_cast<size_t>(size), std::memory_order_relaxed);
+    written_ms_.store(steady_now().ms, std::memory_order_relaxed);
+    const bool all = static_cast<size_t>(size) == outbox_.size();
+    outbox_.erase(0, static_cast<size_t>(size));
+    return all;
+}
+
+void Channel::answer_here() {
+    const std::lock_guard lock(mutex_);
+    here_ = true;
+}
+
+bool Channel::add(std::string_view bytes, bool wake) {
     std::function<void()> callback;
     {
         const std::lock_guard lock(mutex_);
         if (state_ != State::kStream || detached_ || client_gone()) return false;
         if (unsent_bytes() + bytes.size() <= limits::kStreamBufferBytesMax) {
             append_piece(bytes);
-            wake_locked();
+            if (wake) wake_locked();
             return true;
         }
         overflow_ = true;
@@ -92,6 +140,7 @@ bool Channel::write(std::string_view bytes) {
 
 void Channel::end() {
     std::function<void()> released;
+    std::shared_ptr<void> held;
     const std::lock_guard lock(mutex_);
     if (state_ != State::kStream || detached_) return;
     if (chunked_ && !form_.head_only) {
@@ -101,17 +150,18 @@ void Channel::end() {
     }
     released = std::move(on_disconnect_);
     on_disconnect_ = nullptr;
-    finish(false);
+    finish(false, held);
 }
 
 void Channel::fail() {
     std::function<void()> released;
+    std::shared_ptr<void> held;
     const std::lock_guard lock(mutex_);
     if (state_ == State::kFinished || detached_) return;
     broken_ = true;
     released = std::move(on_disconnect_);
     on_disconnect_ = nullptr;
-    finish(true);
+    finish(true, held);
 }
 
 void Channel::abandon() {
@@ -179,7 +229,7 @@ Channel::PeerClosed Channel::peer_closed() {
         const std::lock_guard lock(mutex_);
         callback = go_locked();
         result.incomplete = state_ != State::kFinished;
-        result.nothing_left = state_ == State::kStream;
+        result.nothing_left = state_ == State::kStream || settled();
         close_ = true;
     }
     if (callback) callback();
@@ -197,12 +247,24 @@ bool Channel::detach() {
         detached_ = true;
         wake = std::move(wake_);
         wake_ = nullptr;
+        socket_ = -1;
         outbox_.clear();
         held.swap(held_);
         callback = go_locked();
     }
     if (callback) callback();
     return incomplete;
+}
+
+void Channel::keep_socket() {
+    const std::lock_guard lock(mutex_);
+    socket_ = -1;
+}
+
+bool Channel::wake_at_end() {
+    const std::lock_guard lock(mutex_);
+    must_wake_ = true;
+    return settled();
 }
 
 void Channel::ping() {

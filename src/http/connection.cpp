@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "baton/base/log.hpp"
+#include "baton/http/direct_answer.hpp"
 
 namespace baton::http {
 namespace {
@@ -18,7 +19,7 @@ constexpr size_t kLingerBytesMax = 1024 * 1024;
 constexpr int64_t kLingerMs = 2'000;
 
 /// The exchange a handler sees. It holds the request; everything else goes through the channel.
-class ExchangeOfChannel final : public Exchange {
+class ExchangeOfChannel final : public Exchange, public DirectAnswer {
   public:
     ExchangeOfChannel(Request request, std::shared_ptr<Channel> channel, BodyBudget budget)
         : request_(std::move(request)), channel_(std::move(channel)), budget_(std::move(budget)) {}
@@ -32,6 +33,9 @@ class ExchangeOfChannel final : public Exchange {
     }
     bool begin_stream(StreamStart start) override { return channel_->begin_stream(start); }
     bool write(std::string bytes) override { return channel_->write(bytes); }
+    bool queue(std::string bytes) override { return channel_->queue(bytes); }
+    void flush(bool here) override { channel_->flush(here); }
+    void answer_here() override { channel_->answer_here(); }
     void end() override { channel_->end(); }
     void fail() override { channel_->fail(); }
     void on_disconnect(std::function<void()> callback) override {
@@ -127,6 +131,7 @@ void Connection::drop() {
 
 void Connection::drop_if_idle(bool reading_too) {
     asio::post(io_, [self = shared_from_this(), reading_too] {
+        self->settle();
         const bool idle = self->phase_ == Phase::kIdle || self->phase_ == Phase::kHandshake;
         if (idle || (reading_too && self->phase_ == Phase::kReading)) self->close();
     });
@@ -206,6 +211,7 @@ void Connection::wait_readable() {
 void Connection::on_readable() {
     if (phase_ == Phase::kHandshake) return on_handshake();
     std::array<char, kReadBytes> buffer;  // NOLINT: filled by the read
+    reading_ = true;                      // no wait on the way
     for (int turn = 0; turn < kReadsPerTurn && phase_ != Phase::kClosed; ++turn) {
         boost::system::error_code ec;
         const size_t size = transport_.read_some(asio::buffer(buffer), ec);
@@ -215,10 +221,12 @@ void Connection::on_readable() {
         on_bytes({buffer.data(), size});
         if (size < buffer.size() && !transport_.is_tls()) break;  // TLS gives what one record has
     }
+    reading_ = false;
     wait_readable();
 }
 
 void Connection::on_eof() {
+    settle();
     peer_eof_ = true;
     if (phase_ != Phase::kServing) return close();
     if (channel_ == nullptr) return;
@@ -233,6 +241,7 @@ void Connection::count_disconnect(bool incomplete) {
 
 void Connection::on_bytes(std::string_view bytes) {
     while (!bytes.empty() || (phase_ == Phase::kReading && parser_.started())) {
+        settle();
         if (phase_ == Phase::kServing) {
             read_ahead(bytes);
             return;
@@ -288,9 +297,11 @@ void Connection::on_bytes(std::string_view bytes) {
 void Connection::read_ahead(std::string_view bytes) {
     if (close_after_) return;
     ahead_.append(bytes);
-    if (ahead_.size() <= kAheadBytesMax) return;
-    ahead_ = {};
-    close_after_ = true;
+    if (ahead_.size() > kAheadBytesMax) {
+        ahead_ = {};
+        close_after_ = true;
+    }
+    if (channel_ != nullptr && channel_->wake_at_end()) settle();
 }
 
 /// False when the request was refused or answered at its head.
@@ -327,13 +338,15 @@ void Connection::open_channel() {
     gone_counted_ = false;
     idle_since_.store(INT64_MAX, std::memory_order_relaxed);
     set_deadline(read_deadline_, INT64_MAX);
+    set_deadline(look_at_, steady_now().ms + state_->options.idle_timeout_ms);
     AnswerForm form{.http_1_0 = parser_.request().http_1_0,
                     .head_only = parser_.request().method == "HEAD",
                     .keep_alive = parser_.keep_alive() && !close_after_,
                     .extra = cors_headers(state_->options, parser_.request())};
     channel_ = std::make_shared<Channel>(
         std::move(form), [weak = weak_from_this(), &flushes = flushes_] { flushes.add(weak); },
-        [state = state_] { return state->stopping.load(std::memory_order_relaxed); });
+        [state = state_] { return state->stopping.load(std::memory_order_relaxed); },
+        transport_.is_tls() ? -1 : transport_.socket().native_handle(), [this] { on_settled(); });
 }
 
 void Connection::on_request() {
@@ -376,8 +389,10 @@ void Connection::next_request() {
     parser_.reset();
     body_started_ = 0;
     phase_ = Phase::kIdle;
-    const int64_t now = steady_now().ms;
+    // An answer that settled was over before this thread saw it.
+    const int64_t now = std::min(steady_now().ms, idle_since_.load(std::memory_order_relaxed));
     idle_since_.store(now, std::memory_order_relaxed);
+    look_at_ = INT64_MAX;
     set_deadline(read_deadline_, now + state_->options.idle_timeout_ms);
     const std::string ahead = std::exchange(ahead_, {});
     on_bytes(ahead);
@@ -445,10 +460,21 @@ bool Connection::write_some() {
 
 /// Once for each exchange, however it ends.
 void Connection::end_exchange() {
-    if (!std::exchange(counted_, false)) return;
+    if (!counted_.exchange(false)) return;
     if (state_->options.on_exchange_end)
         state_->options.on_exchange_end(permissions_, steady_now().ms - request_started_);
     state_->exchange_finished();
+}
+
+/// On the thread that answered; what of the connection belongs to its I/O thread waits for settle().
+void Connection::on_settled() {
+    end_exchange();
+    idle_since_.store(steady_now().ms, std::memory_order_relaxed);
+}
+
+/// Ends an exchange whose answer another thread has sent.
+void Connection::settle() {
+    if (phase_ == Phase::kServing && channel_ != nullptr && channel_->settled()) flush();
 }
 
 void Connection::finish_exchange(const Channel::Taken& taken) {
@@ -485,6 +511,7 @@ void Connection::close() {
     const auto self = shared_from_this();
     serving_self_.reset();
     end_handshake();
+    if (channel_ != nullptr) channel_->keep_socket();
     transport_.close();
     timer_.cancel();
     if (channel_ != nullptr) {
@@ -508,7 +535,7 @@ void Connection::set_deadline(int64_t& slot, int64_t at_ms) {
 /// once too early and is set anew, which is cheaper than setting it with every token.
 void Connection::arm() {
     if (phase_ == Phase::kClosed) return;
-    armed_at_ = std::min({read_deadline_, write_deadline_, ping_at_});
+    armed_at_ = std::min({read_deadline_, write_deadline_, ping_at_, look_at_});
     if (armed_at_ == INT64_MAX) return;
     timer_.expires_at(std::chrono::steady_clock::time_point(std::chrono::milliseconds(armed_at_)));
     timer_.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
@@ -520,11 +547,19 @@ void Connection::on_timer() {
     if (phase_ == Phase::kClosed) return;
     armed_at_ = INT64_MAX;
     const int64_t now = steady_now().ms;
+    if (now >= look_at_) {
+        look_at_ = now + state_->options.idle_timeout_ms;
+        settle();
+    }
     if (now >= write_deadline_) return close();
     if (now >= read_deadline_) on_read_deadline();
     if (now >= ping_at_) {
         ping_at_ = INT64_MAX;  // set again by the flush that follows
-        if (channel_ != nullptr) channel_->ping();
+        if (channel_ != nullptr) {
+            const int64_t due = channel_->written_ms() + channel_->ping_ms();
+            if (now < due) ping_at_ = due;
+            else channel_->ping();
+        }
     }
     if (phase_ != Phase::kClosed) arm();
 }

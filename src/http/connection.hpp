@@ -155,6 +155,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     // writing
     void flush();
     bool write_some();
+    void on_settled();
+    void settle();
     void finish_exchange(const Channel::Taken& taken);
     void end_exchange();
     void count_disconnect(bool incomplete);
@@ -190,12 +192,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool writing_ = false;  ///< a wait for writability is out
     bool peer_eof_ = false;
     bool close_after_ = false;
-    bool counted_ = false;       ///< the exchange is in ServerState::exchanges
+    std::atomic<bool> counted_ = false;  ///< the exchange is in ServerState::exchanges
     Permissions permissions_;    ///< of the exchange
     bool gone_counted_ = false;  ///< its disconnect is in ServerState::disconnects
     int64_t read_deadline_ = INT64_MAX;
     int64_t write_deadline_ = INT64_MAX;
     int64_t ping_at_ = INT64_MAX;
+    int64_t look_at_ = INT64_MAX;  ///< while serving: when to see whether the answer has settled
     int64_t armed_at_ = INT64_MAX;
     int64_t body_started_ = 0;
     int64_t request_started_ = 0;

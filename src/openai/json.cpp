@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "baton/base/limits.hpp"
+#include "baton/base/utf8.hpp"
 #include "baton/openai/json.hpp"
+#include "openai/json_reader.hpp"
 #include "openai/json_text.hpp"
 
 namespace baton::openai {
@@ -111,6 +114,86 @@ class Builder {
     const char* fault_ = "the text is not valid JSON";
 };
 
+/// Appends what the library prints for a string; false where its bytes are no UTF-8, which the
+/// library sees to.
+bool print_string(std::string& out, std::string_view text) {
+    constexpr std::string_view kEscaped = "\b\t\n\f\r\"\\";
+    constexpr std::string_view kNames = "btnfr\"\\";
+    constexpr std::string_view kHex = "0123456789abcdef";
+    out.push_back('"');
+    size_t plain = 0;  // start of the run that needs no change
+    for (size_t pos = 0; pos < text.size();) {
+        const auto byte = static_cast<uint8_t>(text[pos]);
+        if (byte >= 0x80) {
+            const size_t length = valid_utf8_length(text, pos);
+            if (length == 0) return false;
+            pos += length;
+            continue;
+        }
+        if (byte >= 0x20 && byte != '"' && byte != '\\') {
+            ++pos;
+            continue;
+        }
+        out.append(text.substr(plain, pos - plain));
+        plain = ++pos;
+        out.push_back('\\');
+        const size_t name = kEscaped.find(static_cast<char>(byte));
+        if (name != std::string_view::npos) {
+            out.push_back(kNames[name]);
+        } else {
+            out.append("u00");
+            out.push_back(kHex[byte >> 4]);
+            out.push_back(kHex[byte & 15]);
+        }
+    }
+    out.append(text.substr(plain)).push_back('"');
+    return true;
+}
+
+/// Appends what the library prints for a value; false where it has to do it itself.
+bool print(std::string& out, const Json& value) {
+    bool first = true;
+    switch (value.type()) {
+        case Json::value_t::object:
+            out.push_back('{');
+            for (const auto& [name, member] : value.get_ref<const Json::object_t&>()) {
+                if (!std::exchange(first, false)) out.push_back(',');
+                if (!print_string(out, name)) return false;
+                out.push_back(':');
+                if (!print(out, member)) return false;
+            }
+            out.push_back('}');
+            return true;
+        case Json::value_t::array:
+            out.push_back('[');
+            for (const Json& item : value) {
+                if (!std::exchange(first, false)) out.push_back(',');
+                if (!print(out, item)) return false;
+            }
+            out.push_back(']');
+            return true;
+        case Json::value_t::string:
+            return print_string(out, value.get_ref<const std::string&>());
+        case Json::value_t::number_unsigned:
+            out.append(std::to_string(value.get<uint64_t>()));
+            return true;
+        case Json::value_t::number_integer:
+            out.append(std::to_string(value.get<int64_t>()));
+            return true;
+        case Json::value_t::boolean:
+            out.append(value.get<bool>() ? "true" : "false");
+            return true;
+        case Json::value_t::null:
+            out.append("null");
+            return true;
+        case Json::value_t::number_float:
+            out.append(value.dump());
+            return true;
+        default:
+            return false;
+    }
+}
+
 std::string in_words(int64_t low, int64_t high) {
     if (high == INT64_MAX && low == INT64_MIN) return "an integer of 64 bits";
     if (high == INT64_MAX) return "an integer of at least " + std::to_string(low);
@@ -126,6 +209,7 @@ tl::unexpected<Error> bad_field(std::string message, std::string param) {
 Expected<Json> parse_json(std::string_view text) {
     if (text.starts_with("\xEF\xBB\xBF"))
         return bad_field("the body begins with a byte order mark", "");
+    if (Builder right; JsonReader(text, right).run()) return std::move(right.root);
     Builder builder;
     if (!Json::sax_parse(text, &builder, Json::input_format_t::json, true, false)) {
         return bad_field("invalid JSON body: " + builder.fault(), "");
@@ -213,6 +297,7 @@ std::string shown(const Json& value) {
 }
 
 std::string dump(const Json& value) {
+    if (std::string out; print(out, value)) return out;
     return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -18,6 +18,20 @@ namespace baton::supervisor {
 namespace {
 
 constexpr size_t kBlockedMax = 10'000;
+constexpr size_t kShortBytesMax = 4096;
+constexpr int64_t kPrepareHereUsMax = 20'000;
+constexpr int64_t kNotHereUs = 60'000'000;
+
+/// Short, and none of the fields in it that ask for more than text, however they are spelled.
+bool is_short(std::string_view body) {
+    if (body.size() > kShortBytesMax || body.find("\\u") != std::string_view::npos) return false;
+    for (size_t quote = body.find('"'); quote != std::string_view::npos; quote = body.find('"', quote + 1)) {
+        const std::string_view text = body.substr(quote + 1);
+        for (const std::string_view field : {"guided_", "response_format", "structured_outputs", "tool"})
+            if (text.starts_with(field)) return false;
+    }
+    return true;
+}
 
 /// A slot of request_limits, held as long as the token lives.
 std::shared_ptr<void> take_slot(const std::shared_ptr<std::atomic<uint32_t>>& in_flight) {
@@ -95,8 +109,17 @@ void InferenceApi::progress_route(const std::shared_ptr<http::Exchange>& exchang
     respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "Request not found: " + openai::echo_input(request_id), "request_id"});
 }
 
+/// A way through the text pool costs more than the text of a short request, so the I/O thread that has it prepares it; unless such a one
+/// took long lately, as with a template that is slow.
 void InferenceApi::handle(std::shared_ptr<http::Exchange> exchange, bool chat) {
     std::string body = exchange->take_body();
+    const int64_t begun_us = steady_now_us();
+    if (is_short(body) && begun_us >= not_here_until_us_.load(std::memory_order_relaxed)) {
+        prepare(std::move(exchange), std::move(body), chat);
+        const int64_t now_us = steady_now_us();
+        if (now_us - begun_us > kPrepareHereUsMax) not_here_until_us_.store(now_us + kNotHereUs, std::memory_order_relaxed);
+        return;
+    }
     boost::asio::post(services_.text, [this, exchange = std::move(exchange), body = std::move(body), chat]() mutable {
         prepare(std::move(exchange), std::move(body), chat);
     });
@@ -123,7 +146,7 @@ void InferenceApi::run(PreparedRequest prepared) {
         return respond_error(*exchange, openai::rate_limited(key.first));
     }
 
-    const auto session = std::make_shared<InferenceSession>(services_.control, std::move(prepared), deployment, [this](const InferenceSession::Key& k) { sessions_.erase(k); });
+    const auto session = std::make_shared<InferenceSession>(services_.control, flushes_, std::move(prepared), deployment, [this](const InferenceSession::Key& k) { sessions_.erase(k); });
     sessions_[key] = session;
     exchange->hold(take_slot(deployment->in_flight));
     session->start();

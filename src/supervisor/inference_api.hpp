@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <functional>
@@ -16,13 +17,14 @@
 #include "deployment.hpp"
 #include "inference_session.hpp"
 #include "model_directory.hpp"
+#include "stream_flushes.hpp"
 #include "text_api.hpp"
 
 namespace baton::supervisor {
 
 /// /v1/chat/completions, /v1/completions and the abort route: from an HTTP exchange to sequences and back (steps 1–3 and
-/// 10 of docs/LIFE_OF_A_REQUEST.md). Parsing, templates and tokenizing run on the text pool; the rest on the control
-/// thread.
+/// 10 of docs/LIFE_OF_A_REQUEST.md). Parsing, templates and tokenizing run on the text pool, or on the I/O thread where a
+/// request is short; the rest on the control thread.
 class InferenceApi {
   public:
     struct Services {
@@ -35,6 +37,8 @@ class InferenceApi {
     explicit InferenceApi(Services services) : services_(std::move(services)), texts_(services_.text, services_.settings, services_.models) {}
 
     void add_routes(http::Router& router);
+    /// Control thread, after each of its handlers: what they wrote to streams goes out.
+    void flush_streams() { flushes_.run(); }
     /// Control thread. New requests are refused from now on.
     void set_draining() { draining_ = true; }
     [[nodiscard]] size_t running() const { return sessions_.size(); }
@@ -57,9 +61,11 @@ class InferenceApi {
 
     Services services_;
     TextApi texts_;
+    StreamFlushes flushes_;
     std::map<std::pair<std::string, std::string>, std::shared_ptr<InferenceSession>> sessions_;  ///< by (uid, request id)
     std::map<std::pair<std::string, std::string>, TimeMs> blocked_;                     ///< aborted ids, until when
     bool draining_ = false;
+    std::atomic<int64_t> not_here_until_us_{0};  ///< I/O threads prepare nothing before that
 };
 
 }  // namespace baton::supervisor

@@ -13,8 +13,10 @@ constexpr int64_t kCommitStreamMs = 10'000;  ///< a stream that has no token yet
 
 }  // namespace
 
-InferenceSession::InferenceSession(boost::asio::io_context& control, PreparedRequest p, std::shared_ptr<Deployment> deployment, std::function<void(const Key&)> closed)
-    : exchange_(std::move(p.exchange)),
+InferenceSession::InferenceSession(boost::asio::io_context& control, StreamFlushes& flushes, PreparedRequest p, std::shared_ptr<Deployment> deployment, std::function<void(const Key&)> closed)
+    : flushes_(flushes),
+      exchange_(std::move(p.exchange)),
+      direct_(std::dynamic_pointer_cast<http::DirectAnswer>(exchange_)),
       deployment_(std::move(deployment)),
       key_(p.model->uid, std::move(p.request_id)),
       closed_(std::move(closed)),
@@ -38,6 +40,7 @@ InferenceSession::InferenceSession(boost::asio::io_context& control, PreparedReq
 }
 
 void InferenceSession::start() {
+    if (direct_ != nullptr) direct_->answer_here();
     if (prompt_top_ < 0) {
         run_sequences();
     } else {
@@ -125,7 +128,11 @@ void InferenceSession::on_end(uint32_t choice, const pd::End& end) {
 void InferenceSession::apply(uint32_t choice, openai::ResponseBuilder::Update update) {
     if (!update.frames.empty() && stream_) {
         begin_stream();
-        exchange_->write(std::move(update.frames));
+        if (direct_ == nullptr) {
+            exchange_->write(std::move(update.frames));
+        } else if (direct_->queue(std::move(update.frames))) {
+            flushes_.add(direct_);
+        }
     }
     if (update.choice_done) choice_done_[choice] = true;
     if (update.stop_found && ids_[choice]) deployment_->abort(std::exchange(ids_[choice], {}), "stop_string");

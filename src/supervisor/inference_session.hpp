@@ -15,6 +15,7 @@
 #include "deployment.hpp"
 #include "model_directory.hpp"
 #include "prompt_scores.hpp"
+#include "stream_flushes.hpp"
 
 namespace baton::supervisor {
 
@@ -34,7 +35,7 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
   public:
     using Key = std::pair<std::string, std::string>;  ///< uid and request id
     /// `closed` is called once, at the end; it may drop the last other reference.
-    InferenceSession(boost::asio::io_context& control, PreparedRequest prepared, std::shared_ptr<Deployment> deployment, std::function<void(const Key&)> closed);
+    InferenceSession(boost::asio::io_context& control, StreamFlushes& flushes, PreparedRequest prepared, std::shared_ptr<Deployment> deployment, std::function<void(const Key&)> closed);
 
     /// Runs the sequences, after the prompt's logprobs where they are wanted.
     void start();
@@ -59,7 +60,9 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     [[nodiscard]] double ttft_s() const;
     [[nodiscard]] double decode_s() const;
 
+    StreamFlushes& flushes_;
     std::shared_ptr<http::Exchange> exchange_;
+    std::shared_ptr<http::DirectAnswer> direct_;  ///< the same; null where it is none
     std::shared_ptr<Deployment> deployment_;
     Key key_;
     std::function<void(const Key&)> closed_;

@@ -80,7 +80,7 @@ class Supervisor {
         }
         await_signal();
         report_->start();
-        io_.run();
+        while (io_.run_one() > 0) inference_->flush_streams();
         // Links that were told to close do so now; a peer that does not read does not hold the process up.
         io_.restart();
         io_.run_for(std::chrono::milliseconds(limits::kExitCloseMs));

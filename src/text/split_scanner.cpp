@@ -188,9 +188,16 @@ class ModernScanner final : public SplitScanner {
 class ClassScanner final : public SplitScanner {
   public:
     ClassScanner(uint8_t mask, bool ascii_symbols, bool runs)
-        : mask_(mask), symbols_(ascii_symbols), runs_(runs) {}
+        : mask_(mask), symbols_(ascii_symbols), runs_(runs) {
+        for (uint32_t code = 0; code < ascii_.size(); ++code) ascii_[code] = wanted(code);
+    }
     void find_all(std::string_view text, std::vector<Span>& out) const override {
         for (size_t pos = 0; pos < text.size();) {
+            const auto byte = static_cast<uint8_t>(text[pos]);
+            if (byte < ascii_.size() && !ascii_[byte]) {
+                ++pos;
+                continue;
+            }
             const CodePoint cp = decode_utf8(text, pos);
             const size_t end = pos + cp.length;
             if (wanted(cp.code)) {
@@ -213,6 +220,7 @@ class ClassScanner final : public SplitScanner {
     uint8_t mask_;
     bool symbols_;
     bool runs_;
+    std::array<bool, 128> ascii_{};  ///< wanted() of ASCII
 };
 
 class LiteralScanner final : public SplitScanner {
