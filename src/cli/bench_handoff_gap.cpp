@@ -96,6 +96,7 @@ int run_bench_handoff_gap(const BenchHandoffOptions& given) {
         http::ClientOptions c;
         c.base_url = o.url;
         c.api_key = o.api_key;
+        c.ca_file = resolve_ca_file({});
         return c;
     }();
     if (o.model.empty()) {

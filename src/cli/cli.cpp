@@ -23,6 +23,8 @@ void add_settings(CLI::App& app, Options& o) {
     app.add_option("--config", o.serve.config_file, "JSON file of settings (docs/CONFIG.md)");
     add_setting(app, o, "-H,--host", "host", "address to serve HTTP on");
     add_setting(app, o, "-p,--port", "port", "HTTP port");
+    add_setting(app, o, "--tls-certificate", "tls_certificate", "PEM file of the server's certificate: HTTPS instead of HTTP");
+    add_setting(app, o, "--tls-key", "tls_key", "PEM file of its private key");
     add_setting(app, o, "--state-dir", "state_dir", "folder for deployments and sockets");
     add_setting(app, o, "--cache-dir", "cache_dir", "folder for downloads");
     add_setting(app, o, "--model-root", "model_root", "only models inside this folder may be launched");

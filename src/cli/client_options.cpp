@@ -13,6 +13,11 @@ CLI::Validator not_empty() {
     return {[](const std::string& text) { return text.find_first_not_of(" \t") == std::string::npos ? std::string("must not be empty") : std::string(); }, "", "not empty"};
 }
 
+void add_endpoint(CLI::App& app, Options& o) {
+    app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)")->check(not_empty());
+    app.add_option("--ca-file", o.server.ca_file, "PEM file that an https server's certificate is checked with (else BATON_CA_FILE,\nthe system's)");
+}
+
 /// An option that takes two words, as often as it is given.
 void add_pairs(CLI::App& app, const std::string& names, std::vector<std::string>& into, const std::string& help) {
     app.add_option(names, into, help)->type_size(2)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -151,7 +156,7 @@ void add_registry(CLI::App& app, Options& o) {
 void add_login(CLI::App& app, Options& o) {
     const auto add = [&](const char* name, const char* help, int (*run)(const LoginOptions&)) {
         CLI::App* sub = app.add_subcommand(name, help);
-        sub->add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)")->check(not_empty());
+        add_endpoint(*sub, o);
         sub->callback([&o, run] {
             o.login.server = o.server;
             o.command = [&o, run] { return run(o.login); };
@@ -237,7 +242,7 @@ void add_chat(CLI::App& app, Options& o) {
 bool is_truth(const CLI::Option& option) { return option.get_option_text() == kTrueOrFalse; }
 
 void add_server(CLI::App& app, Options& o) {
-    app.add_option("-e,--endpoint", o.server.endpoint, "URL of the server (else BATON_ENDPOINT, XINFERENCE_ENDPOINT)")->check(not_empty());
+    add_endpoint(app, o);
     app.add_option("--api-key", o.server.api_key, "bearer key (else BATON_API_KEY, XINFERENCE_API_KEY, the token of `baton login`; also -ak)");
 }
 

@@ -58,8 +58,11 @@ std::string resolve_api_key(const Server& server) {
     return key;
 }
 
+std::string resolve_ca_file(const Server& server) { return first_set(server.ca_file, {"BATON_CA_FILE"}, ""); }
+
 ClientSession::ClientSession(const Server& server, std::function<bool()> interrupted)
     : endpoint_(resolve_endpoint(server)),
+      ca_file_(resolve_ca_file(server)),
       api_key_(resolve_api_key(server)),
       key_given_(!given_key(server).empty()),
       interrupted_(std::move(interrupted)) {
@@ -69,6 +72,7 @@ ClientSession::ClientSession(const Server& server, std::function<bool()> interru
 void ClientSession::connect() {
     http::ClientOptions options;
     options.base_url = endpoint_;
+    options.ca_file = ca_file_;
     options.api_key = api_key_;
     options.interrupted = interrupted_;
     auto client = http::Client::create(options);
@@ -97,6 +101,8 @@ Error ClientSession::describe(const Error& error) const {
     Error out = error;
     if (error.code == ErrorCode::kUnavailable)
         out.message += ": is `baton serve` running there? (--endpoint or BATON_ENDPOINT name another server)";
+    if (error.code == ErrorCode::kIo && error.message.find("certificate is not trusted") != std::string::npos)
+        out.message += ": --ca-file or BATON_CA_FILE name the certificates to trust";
     return out;
 }
 

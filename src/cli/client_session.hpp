@@ -21,6 +21,7 @@ inline constexpr int kDone = 0, kFailed = 1, kUsage = 2;
 struct Server {
     std::string endpoint;
     std::string api_key;
+    std::string ca_file = {};  ///< https: what its certificate is checked with
 };
 
 /// The endpoint a command uses: as given, else the environment's, else the local default; without slashes and /v1 at its end.
@@ -29,6 +30,9 @@ struct Server {
 [[nodiscard]] Expected<void> check_endpoint(const Server& server);
 /// The key a command uses: as given, else the environment's, else the token of `baton login`, else none.
 [[nodiscard]] std::string resolve_api_key(const Server& server);
+
+/// The CA file a command uses: as given, else BATON_CA_FILE, else "" (the system's, which SSL_CERT_FILE may name).
+[[nodiscard]] std::string resolve_ca_file(const Server& server);
 
 /// Requests of one client command. call(), get() and stream() print every failure on stderr once, in the server's words;
 /// ask() hands it to the caller. A token of `baton login` that has expired is renewed where the server allows it.
@@ -63,6 +67,7 @@ class ClientSession {
     [[nodiscard]] Error describe(const http::ClientResponse& response) const;
 
     std::string endpoint_;
+    std::string ca_file_;
     std::string api_key_;
     bool key_given_;  ///< by option or environment: no token of a login is used
     std::function<bool()> interrupted_;

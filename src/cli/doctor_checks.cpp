@@ -13,11 +13,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "baton/base/fd.hpp"
+#include "baton/http/tls.hpp"
 #include "baton/model/model.hpp"
 #include "baton/worker/host_facts.hpp"
 
@@ -184,6 +186,18 @@ std::vector<Finding> check_addresses(const config::SupervisorSettings& settings)
         out.push_back({bad.empty() ? State::kGood : State::kBad, "link port", settings.link_address + (bad.empty() ? " is free" : ": " + bad), bad.empty() ? "" : "choose another link_address"});
     }
     return out;
+}
+
+std::vector<Finding> check_certificate(const config::SupervisorSettings& settings) {
+    if (settings.tls_certificate.empty()) return {};
+    const auto facts = http::inspect_certificate(settings.tls_certificate, settings.tls_key);
+    if (!facts) return {{State::kBad, "TLS", facts.error().message, "the server will not start: both must be PEM files that its user can read, and belong together"}};
+    std::string names;
+    for (const std::string& name : facts->names) names += (names.empty() ? " for " : ", ") + name;
+    const std::string why = facts->warning(std::time(nullptr));
+    if (!why.empty()) return {{State::kWarning, "TLS", facts->subject + names + ": " + why, "clients refuse it: renew it, and send SIGHUP to a running server"}};
+    if (names.empty()) return {{State::kWarning, "TLS", facts->subject + ": names no host", "clients refuse it: it needs its host names as subjectAltName"}};
+    return {{State::kGood, "TLS", facts->subject + names + ", " + std::to_string((facts->not_after - std::time(nullptr)) / 86'400) + " days left", ""}};
 }
 
 std::vector<Finding> check_model(const std::string& path) {

@@ -26,6 +26,8 @@ struct Finding {
 [[nodiscard]] std::vector<Finding> check_limits();
 [[nodiscard]] std::vector<Finding> check_folders(const config::SupervisorSettings& settings);
 [[nodiscard]] std::vector<Finding> check_addresses(const config::SupervisorSettings& settings);
+/// Certificate and key of TLS; none where it is not set up.
+[[nodiscard]] std::vector<Finding> check_certificate(const config::SupervisorSettings& settings);
 /// A model file or folder; none where `path` is "".
 [[nodiscard]] std::vector<Finding> check_model(const std::string& path);
 

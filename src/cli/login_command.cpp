@@ -21,7 +21,8 @@ int run_login(const LoginOptions& options) {
     // Who logs in has no key yet, or one that is no longer good: it is not sent.
     http::ClientOptions client_options;
     client_options.base_url = resolve_endpoint(options.server);
-    ClientSession session({client_options.base_url, ""});
+    client_options.ca_file = resolve_ca_file(options.server);
+    ClientSession session({client_options.base_url, "", client_options.ca_file});
     Json auth;
     if (!session.get("/v1/cluster/auth", auth)) return kFailed;
     if (const Json* on = member_of(auth, "auth"); on == nullptr || *on != true) {

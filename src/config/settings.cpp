@@ -205,6 +205,8 @@ Expected<void> check(SupervisorSettings& s) {
     if (s.state_dir.empty()) s.state_dir = default_state_dir();
     if (s.cache_dir.empty()) s.cache_dir = default_cache_dir();
     BATON_TRY(check_rules(s));
+    if (s.tls_certificate.empty() != s.tls_key.empty())
+        return wrong(s.tls_key.empty() ? "tls_key" : "tls_certificate", std::string("must be set where ") + (s.tls_key.empty() ? "tls_certificate" : "tls_key") + " is");
     return check_deployments(s);
 }
 
