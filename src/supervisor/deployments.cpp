@@ -283,8 +283,8 @@ void Deployments::save_state(std::function<void()> then) {
     });
 }
 
-void Deployments::start_recorded() {
-    recorded_started_ = true;
+/// What is to be launched at start, as (uid, body); the uid is "" where the settings name it.
+std::vector<std::pair<std::string, std::string>> Deployments::startup_bodies() const {
     std::vector<std::pair<std::string, std::string>> bodies;
     std::ifstream in(state_path());
     if (in) {
@@ -306,13 +306,42 @@ void Deployments::start_recorded() {
         }
         bodies.emplace_back("", body);
     }
-    for (auto& [uid, body] : bodies) {
+    return bodies;
+}
+
+/// The worker that an address of a start-up deployment means: the local one, whose port another start has chosen, for none and for one of
+/// its host that is not there.
+std::string Deployments::at_start(const std::string& worker_ip) const {
+    const auto& workers = services_.workers.all();
+    if (workers.contains(worker_ip)) return worker_ip;
+    const auto host = [](const std::string& address) { return address.substr(0, address.rfind(':')); };
+    for (const auto& [address, w] : workers)
+        if (w.local && (worker_ip.empty() || host(worker_ip) == host(address))) return address;
+    return worker_ip;
+}
+
+bool Deployments::awaits_workers() const {
+    if (one_host()) return false;
+    for (const auto& [uid, body] : startup_bodies()) {
+        const auto request = config::parse_launch(body, services_.settings.local_worker);
+        if (!request || !request->from_replica_config) continue;
+        for (const config::ReplicaPlacement& p : request->placements)
+            if (services_.workers.find(at_start(p.worker_ip)) == nullptr) return true;
+    }
+    return false;
+}
+
+void Deployments::start_recorded() {
+    recorded_started_ = true;
+    for (auto& [uid, body] : startup_bodies()) {
         auto request = config::parse_launch(body, services_.settings.local_worker);
         if (!request) {
             log::error("startup.launch_invalid", {{"model_uid", uid}, {"reason", request.error().message}});
             continue;
         }
         if (!uid.empty()) request->model_uid = uid;
+        if (request->from_replica_config)
+            for (config::ReplicaPlacement& p : request->placements) p.worker_ip = at_start(p.worker_ip);
         const std::string named = request->model_uid.empty() ? request->model_name : request->model_uid;
         recorded_[named] = body;
         ++startup_pending_;
@@ -343,7 +372,7 @@ void Deployments::replica_connected(std::shared_ptr<net::Connection> link) {
     const auto it = first == std::string::npos ? all_.end() : all_.find(name.substr(0, first));
     if (it != all_.end()) return it->second->replica_connected(std::move(link), ReplicaId{replica}, Epoch{epoch});
     // While recorded deployments are still coming back a survivor of the last supervisor is only asked to try again.
-    if (recorded_started_ && !starting()) link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kNotFound), "no such deployment"});
+    if (!starting()) link->send(wire::Refused{static_cast<uint8_t>(ErrorCode::kNotFound), "no such deployment"});
     link->close();
 }
 

@@ -48,12 +48,15 @@ class Deployments {
     /// Ends everything without touching the state file; `done` when the last process is gone.
     void shut_down(std::function<void()> done);
 
-    /// Relaunches what the state file records, then the start-up deployments of the settings.
+    /// Relaunches what the state file records, then the start-up deployments of the settings. Their replicas go to the local worker where
+    /// they name none, or one of its address that has another port now.
     void start_recorded();
+    /// Whether these name workers that are not registered (yet).
+    [[nodiscard]] bool awaits_workers() const;
 
     [[nodiscard]] std::shared_ptr<Deployment> find(const std::string& uid) const;  ///< running ones
     [[nodiscard]] const std::map<std::string, std::shared_ptr<Deployment>>& all() const { return all_; }  ///< also failed
-    [[nodiscard]] bool starting() const { return startup_pending_ > 0; }
+    [[nodiscard]] bool starting() const { return !recorded_started_ || startup_pending_ > 0; }
     [[nodiscard]] const ObjectCounts& counts() const { return counts_; }
 
     void replica_connected(std::shared_ptr<net::Connection> link);
@@ -76,6 +79,8 @@ class Deployments {
     [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
+    [[nodiscard]] std::vector<std::pair<std::string, std::string>> startup_bodies() const;
+    [[nodiscard]] std::string at_start(const std::string& worker_ip) const;
     [[nodiscard]] bool one_host() const { return services_.settings.local_worker && services_.settings.link_address.empty(); }
     void forget_old_failures();
     [[nodiscard]] std::string state_path() const;

@@ -12,6 +12,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -42,6 +43,7 @@ namespace baton::supervisor {
 namespace {
 
 constexpr int64_t kWorkerStopMs = 5'000;
+constexpr int64_t kWorkersPatienceMs = 10'000;  ///< for workers of other hosts that start-up deployments name
 constexpr int64_t kAuthWindowMs = 300'000;  ///< in which wrong keys of one address count together
 
 /// The supervisor process: wiring and lifetime. The control thread is the main thread.
@@ -56,6 +58,7 @@ class Supervisor {
           background_(2),
           signals_(io_, SIGTERM, SIGINT, SIGHUP),
           drain_timer_(io_),
+          recorded_timer_(io_),
           workers_({[this](const std::string& a) { on_worker(a); },
                     [this](const std::string& a) {
                         pulls_.worker_lost(a);
@@ -135,6 +138,8 @@ class Supervisor {
         options.host = settings_.host;
         options.port = settings_.port;
         options.threads = settings_.http_threads;
+        options.tls_certificate = settings_.tls_certificate;
+        options.tls_key = settings_.tls_key;
         options.admin_keys = settings_.api_keys;
         options.inference_keys = settings_.inference_api_keys;
         if (auth_) {
@@ -148,7 +153,8 @@ class Supervisor {
                               "/v1/models/families", "/v1/models/prompts", "/v1/models/vllm-supported"};
         for (std::string& path : web_paths()) options.open_paths.push_back(std::move(path));
         BATON_TRY_ASSIGN(server_, http::Server::start(std::move(options), [this](std::shared_ptr<http::Exchange> e) { routes_(std::move(e)); }));
-        log::info("supervisor.listening", {{"address", server_->address()}, {"state_dir", settings_.state_dir}});
+        log::info("supervisor.listening", {{"address", server_->address()}, {"state_dir", settings_.state_dir}, {"scheme", server_->certificate() ? "https" : "http"}});
+        if (const auto certificate = server_->certificate()) tell_certificate(*certificate);
         if (settings_.host != "127.0.0.1" && settings_.host != "localhost" && settings_.host != "::1" && settings_.api_keys.empty() && settings_.inference_api_keys.empty() && !auth_)
             log::warn("supervisor.open_to_the_network", {{"advice", "anyone who reaches this address can use it; set api_keys"}});
         if (settings_.local_worker) start_local_worker();
@@ -204,14 +210,22 @@ class Supervisor {
         link->close();
     }
 
+    /// Start-up deployments begin when the local worker is there, where there is one, and the other workers that they name, for which they
+    /// wait a while.
     void on_worker(const std::string& address) {
         deployments_->worker_registered(address);
         if (recorded_started_) return;
-        recorded_started_ = true;
+        const auto& all = workers_.all();
+        if (settings_.local_worker && std::none_of(all.begin(), all.end(), [](const auto& w) { return w.second.local; })) return;
+        const TimeMs now = steady_now();
+        if (recorded_by_.ms == 0) recorded_by_ = now + kWorkersPatienceMs;
         // A worker that outlived the last supervisor names its replicas right after it registers; then they are adopted.
-        auto timer = std::make_shared<boost::asio::steady_timer>(io_, std::chrono::milliseconds(settings_.local_worker ? 0 : 500));
-        timer->async_wait([this, timer](boost::system::error_code ec) {
-            if (!ec) deployments_->start_recorded();
+        const int64_t left_ms = std::max<int64_t>(0, recorded_by_ - now);
+        const int64_t wait_ms = deployments_->awaits_workers() ? left_ms : settings_.local_worker ? 0 : std::min<int64_t>(left_ms, 500);
+        recorded_timer_.expires_after(std::chrono::milliseconds(wait_ms));
+        recorded_timer_.async_wait([this](boost::system::error_code ec) {
+            if (ec || std::exchange(recorded_started_, true)) return;
+            deployments_->start_recorded();
         });
     }
 
@@ -237,34 +251,57 @@ class Supervisor {
         });
     }
 
-    /// SIGHUP: keys, users and the log level are taken over; what else has changed waits for the next start.
+    /// SIGHUP: keys, users, TLS's files and the log level are taken over; what else has changed waits for the next start.
     void reload() {
         report_->reloading();
         boost::asio::post(background_, [this] {
             if (auth_)
                 if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
             Expected<config::SupervisorSettings> now = read_again_ ? read_again_() : Expected<config::SupervisorSettings>(settings_);
-            boost::asio::post(io_, [this, now = std::move(now)] {
-                if (now) take_over(*now);
+            const bool certified = now && reload_certificate(*now);
+            boost::asio::post(io_, [this, certified, now = std::move(now)] {
+                if (now) take_over(*now, certified);
                 else log::error("settings.reload_failed", {{"reason", now.error().message}});
                 report_->reloaded();
             });
         });
     }
 
-    void take_over(const config::SupervisorSettings& now) {
+    /// The files may be new where their names are not. False where nothing was taken.
+    bool reload_certificate(const config::SupervisorSettings& now) {
+        if (settings_.tls_certificate.empty() || now.tls_certificate.empty()) return false;  // whether TLS is spoken is settled at the start
+        const auto loaded = server_->load_certificate(now.tls_certificate, now.tls_key);
+        if (loaded) tell_certificate(*loaded);
+        else log::error("tls.reload_failed", {{"reason", loaded.error().message}});
+        return loaded.has_value();
+    }
+
+    static void tell_certificate(const http::CertificateFacts& certificate) {
+        const int64_t now = std::time(nullptr);
+        std::string names;
+        for (const std::string& name : certificate.names) names += (names.empty() ? "" : ",") + name;
+        log::info("tls.certificate", {{"subject", certificate.subject}, {"names", names}, {"days_left", (certificate.not_after - now) / 86'400}, {"sha256", certificate.sha256}});
+        if (const std::string why = certificate.warning(now); !why.empty()) log::warn("tls.certificate_bad", {{"reason", why}, {"advice", "renew it and send SIGHUP"}});
+    }
+
+    void take_over(const config::SupervisorSettings& now, bool certified) {
         const auto has_keys = [](const config::SupervisorSettings& s) { return !s.api_keys.empty() || !s.inference_api_keys.empty(); };
         // Whether keys are asked for at all is settled at the start: clients have been told.
         const bool keys = has_keys(now) == has_keys(running_);
         std::string taken, waiting;
         for (const std::string& key : config::changed_settings(running_, now)) {
             const bool is_key = key == "api_keys" || key == "inference_api_keys";
-            std::string& list = key == "log_level" || (is_key && keys) ? taken : waiting;
+            const bool is_tls = key == "tls_certificate" || key == "tls_key";
+            std::string& list = key == "log_level" || (is_key && keys) || (is_tls && certified) ? taken : waiting;
             list += (list.empty() ? "" : ",") + key;
         }
         log::Level level = log::Level::kInfo;
         if (log::parse_level(now.log_level, level)) log::set_level(level);
         running_.log_level = now.log_level;
+        if (certified) {
+            running_.tls_certificate = now.tls_certificate;
+            running_.tls_key = now.tls_key;
+        }
         if (keys) {
             server_->set_keys(now.api_keys, now.inference_api_keys);
             running_.api_keys = now.api_keys;
@@ -330,7 +367,7 @@ class Supervisor {
     boost::asio::thread_pool text_;
     boost::asio::thread_pool background_;
     boost::asio::signal_set signals_;
-    boost::asio::steady_timer drain_timer_;
+    boost::asio::steady_timer drain_timer_, recorded_timer_;
     ModelDirectory models_;
     Workers workers_;
     ModelPulls pulls_;
@@ -349,6 +386,7 @@ class Supervisor {
     bool draining_ = false;
     int exit_code_ = 0;
     bool recorded_started_ = false;
+    TimeMs recorded_by_{};
     TimeMs drain_until_{};
 };
 

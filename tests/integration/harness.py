@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -58,20 +59,22 @@ def wait_for(condition, timeout, what, step=0.02):
 
 
 class Server:
-    """One supervisor with its local worker."""
+    """One supervisor with its local worker; `tls` are the paths of certificate, key and ca for one that speaks HTTPS."""
 
-    def __init__(self, state_dir=None, extra=(), command="serve", env=None, binary=None, headers=None):
+    def __init__(self, state_dir=None, extra=(), command="serve", env=None, binary=None, headers=None, tls=None):
         self._tmp = tempfile.TemporaryDirectory(prefix="baton-test-")
         self.state_dir = state_dir or self._tmp.name + "/state"
         self.log_path = Path(self._tmp.name) / "log"
         self.log_file = open(self.log_path, "ab")
+        if tls:
+            extra = [*extra, "--tls-certificate", str(tls["cert"]), "--tls-key", str(tls["key"])]
         self.args = [binary or BINARY, command, "--port", "0", "--state-dir", self.state_dir, *extra]
         self.process = subprocess.Popen(self.args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
                                         env={**os.environ, **(env or {})})
         try:
             self.port = int(wait_for(self._listens, 20, "the server listens"))
-            self.url = f"http://127.0.0.1:{self.port}"
-            self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE, headers=headers)
+            self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+            self.http = httpx.Client(base_url=self.url, timeout=120 * PATIENCE, headers=headers, verify=ssl.create_default_context(cafile=tls["ca"]) if tls else True)
             if command == "serve":
                 wait_for(lambda: self.http.get("/v1/workers").json(), 20, "a worker registers")
         except BaseException:
@@ -81,7 +84,7 @@ class Server:
 
     def _listens(self):
         """The port, once it is open: a free one, which the log names."""
-        found = re.search(r" supervisor\.listening address=(?:127\.0\.0\.1|0\.0\.0\.0):(\d+) ", self.log())
+        found = re.search(r'supervisor\.listening(?: address=|","address":")(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)[ "]', self.log())
         if not found and self.process.poll() is not None:
             raise AssertionError(f"baton ended with {self.process.returncode}:\n{self.log()[-4000:]}")
         return found and found[1]

@@ -15,16 +15,17 @@ import urllib.parse
 from pathlib import Path
 
 
-def make_certificates(folder):
+def make_certificates(folder, common_name="stand-in"):
     """A root and a certificate for localhost and 127.0.0.1; {"ca", "cert", "key"}."""
     folder = Path(folder)
+    folder.mkdir(exist_ok=True)
     names = {"ca": folder / "ca.pem", "ca_key": folder / "ca.key", "cert": folder / "cert.pem", "key": folder / "key.pem"}
     run = lambda *args: subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True)
-    run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=stand-in root",
-        "-keyout", names["ca_key"], "-out", names["ca"])
-    run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=stand-in",
+    run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={common_name} root",
+        "-addext", "keyUsage=critical,keyCertSign,cRLSign", "-keyout", names["ca_key"], "-out", names["ca"])
+    run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={common_name}",
         "-keyout", names["key"], "-out", folder / "request.pem")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=critical,CA:FALSE\nauthorityKeyIdentifier=keyid\n")
     run("x509", "-req", "-in", folder / "request.pem", "-CA", names["ca"], "-CAkey", names["ca_key"], "-CAcreateserial", "-days", "2",
         "-extfile", folder / "names", "-out", names["cert"])
     return names

@@ -48,17 +48,19 @@ class Manager:
 
 
 class Service:
-    """The unit's ExecStart with this machine's paths."""
+    """The unit's ExecStart with this machine's paths. One on the same folder again is its next start."""
 
     def __init__(self, folder, config, watchdog_s=None, unit="baton.service"):
+        (folder / "notify").unlink(missing_ok=True)
         self.manager = Manager(folder)
         self.log_path = folder / "log"
+        self.log_path.unlink(missing_ok=True)
         words = shlex.split(setting(unit, "ExecStart")[0])
         places = {"/usr/local/bin/baton": harness.BINARY, "/etc/baton/baton.json": str(folder / "baton.json"), "/var/lib/baton": str(folder / "state"),
                   "/var/cache/baton": str(folder / "cache")}
         assert set(places) <= set(words)
         (folder / "baton.json").write_text(json.dumps(config))
-        (folder / "run").mkdir()
+        (folder / "run").mkdir(exist_ok=True)
         env = {**os.environ, "NOTIFY_SOCKET": self.manager.path, "XDG_RUNTIME_DIR": str(folder / "run")}
         if watchdog_s:
             env["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
@@ -150,6 +152,82 @@ def test_the_watchdog_is_fed_by_a_process_that_works_and_by_no_other(tmp_path):
         wait_for(lambda: len(service.manager.texts("WATCHDOG=1")) > stopped, 5, "signs of life again")
 
 
+def test_a_reload_is_told_from_its_beginning_to_its_end(tmp_path):
+    with Service(tmp_path, {"port": 0, "api_keys": ["a"]}) as service:
+        service.manager.wait("READY=1")
+        for count, keys in enumerate((["b"], ["c"]), 1):
+            (tmp_path / "baton.json").write_text(json.dumps({"port": 0, "api_keys": keys}))
+            before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            service.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: len(service.manager.texts("READY=1")) == count + 1, 10, f"READY again among {service.manager.heard}")
+            told = service.manager.texts("RELOADING=1")
+            assert len(told) == count
+            # systemd 253 and later (Type=notify-reload) takes a reload for done only when this is later than its signal.
+            usec = int(re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=(\d+)", told[-1])[1])
+            assert before <= usec <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            order = [t.split("\n")[0] for _, t in list(service.manager.heard) if t.startswith(("READY=1", "RELOADING=1"))]
+            assert order == ["READY=1"] + ["RELOADING=1", "READY=1"] * count
+            assert httpx.get(service.url() + "/v1/models", headers={"Authorization": f"Bearer {keys[0]}"}).status_code == 200
+        (tmp_path / "baton.json").write_text("{")  # a reload that fails ends too
+        service.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: len(service.manager.texts("READY=1")) == 4, 10, "READY after a fault")
+        assert httpx.get(service.url() + "/v1/models", headers={"Authorization": "Bearer c"}).status_code == 200
+
+
+def test_a_reload_before_it_is_ready_says_nothing_of_ready(tmp_path):
+    """READY comes when the deployments route, whatever is reloaded meanwhile."""
+    with Service(tmp_path, {"port": 0, "deployments": [deployment()]}) as service:
+        url = service.url()
+        service.process.send_signal(signal.SIGHUP)
+        service.manager.wait("READY=1")
+        assert httpx.get(url + "/ready").status_code == 200
+        assert len(service.manager.texts("READY=1")) == 1 + len(service.manager.texts("RELOADING=1"))
+
+
+def test_what_ran_before_a_reboot_runs_after_it(tmp_path):
+    """Every process is killed, and what a reboot wipes is wiped: only the state folder is left."""
+    keys = {"port": 0, "deployments": [deployment()]}
+    launched = deployment(model_uid="launched", replica_config=None, replica=1, n_gpu=None)
+    with Service(tmp_path, keys) as service:
+        service.manager.wait("READY=1")
+        r = httpx.post(service.url() + "/v1/models", json=launched, timeout=60 * PATIENCE)
+        assert r.status_code == 200, r.text
+        ask = {"prompt": "Once", "max_tokens": 1800, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", service.url() + "/v1/completions", timeout=60 * PATIENCE, json={"model": "launched", **ask}) as stream:
+            next(stream.iter_lines())  # in the middle of something
+            descendants = _descendants(service.process.pid)
+            assert len(descendants) >= 4  # a worker, prefill, decode, and the third
+            for pid in [service.process.pid, *descendants]:
+                _kill(pid)
+            service.process.wait(10 * PATIENCE)
+        wait_for(lambda: not any(harness.alive(p) for p in descendants), 10, "all are dead")
+        shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    with Service(tmp_path, keys) as service:
+        service.manager.wait("READY=1", 60)
+        assert "2 models, 3 replicas" in service.manager.texts("READY=1")[-1]
+        for uid in ("m", "launched"):
+            r = httpx.post(service.url() + "/v1/completions", json={"model": uid, "prompt": "One", "max_tokens": 4}, timeout=60 * PATIENCE)
+            assert r.status_code == 200, r.text
+        # And an ordinary end, and the start after it.
+        httpx.delete(service.url() + "/v1/models/launched", timeout=60 * PATIENCE)
+    with Service(tmp_path, keys) as service:
+        service.manager.wait("READY=1", 60)
+        assert "1 models, 2 replicas" in service.manager.texts("READY=1")[-1]
+
+
+def _descendants(pid):
+    children = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(p) == pid]
+    return children + [d for c in children for d in _descendants(c)]
+
+
+def _kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def test_children_have_no_way_to_the_manager(tmp_path):
     with Service(tmp_path, {"port": 0, "deployments": [deployment()]}, watchdog_s=5) as service:
         service.manager.wait("READY=1")
@@ -191,6 +269,68 @@ def test_a_worker_says_ready_when_it_is_registered(tmp_path):
             worker.terminate()
             assert worker.wait(20 * PATIENCE) == 0
             assert manager.texts("STOPPING=1")
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_start_waits_for_the_workers_that_it_names(tmp_path):
+    """After a reboot of everything hosts come back one after the other: a deployment over two of them is launched when both are there."""
+    link, ports = harness.free_port(), [harness.free_port(), harness.free_port()]
+    env = {"BATON_LINK_SECRET": "a secret of the link"}
+    workers = []
+
+    def start_worker(port):
+        run = tmp_path / f"run-{port}-{len(workers)}"
+        run.mkdir()
+        workers.append(subprocess.Popen([harness.BINARY, "worker", "--supervisor", f"127.0.0.1:{link}", "--run-dir", str(run), "--worker-port", str(port)],
+                                        env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def supervisor():
+        return harness.Server(command="supervisor", state_dir=str(tmp_path / "state"), extra=("--link-address", f"127.0.0.1:{link}"), env=env)
+
+    try:
+        with supervisor() as server:
+            for port in ports:
+                start_worker(port)
+            wait_for(lambda: len(server.http.get("/v1/workers").json()) == 2, 20, "both workers")
+            rows = [{"role": role, "devices": [{"worker_ip": f"127.0.0.1:{port}", "n_gpu": 0}]} for role, port in zip(("prefill", "decode"), ports)]
+            server.launch(replica_config=rows, replica=2)
+            for pid in [server.process.pid, *(p.pid for p in workers), *(d for p in workers for d in _descendants(p.pid))]:
+                _kill(pid)
+            for p in [server.process, *workers]:
+                p.wait(10 * PATIENCE)
+        with supervisor() as server:
+            start_worker(ports[1])
+            wait_for(lambda: len(server.http.get("/v1/workers").json()) == 1, 20, "one worker")
+            time.sleep(1.5)  # longer than a start waits for nobody in particular
+            assert server.http.get("/ready").status_code == 503
+            start_worker(ports[0])
+            server.wait_ready()
+            assert [r["role"] for r in server.replicas()] == ["prefill", "decode"]
+            assert server.complete("One", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+    finally:
+        for p in workers:
+            p.kill()
+            p.wait()
+
+
+def test_a_start_up_deployment_without_a_worker_goes_to_the_local_one(tmp_path):
+    """Also where other hosts may join, and one of them is there first."""
+    link = harness.free_port()
+    secret = "a secret of the link"
+    run = tmp_path / "other"
+    run.mkdir()
+    worker = subprocess.Popen([harness.BINARY, "worker", "--supervisor", f"127.0.0.1:{link}", "--run-dir", str(run)], env={**os.environ, "BATON_LINK_SECRET": secret},
+                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with Service(tmp_path, {"port": 0, "link_address": f"127.0.0.1:{link}", "link_secret": secret, "deployments": [deployment()]}) as service:
+            service.manager.wait("READY=1", 60)
+            url = service.url()
+            wait_for(lambda: len(httpx.get(url + "/v1/workers").json()) == 2, 20, "both workers")
+            assert len({r["worker_address"] for r in httpx.get(url + "/v1/models/m/replicas").json()}) == 1
+            r = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "One", "max_tokens": 3}, timeout=60 * PATIENCE)
+            assert r.status_code == 200, r.text
     finally:
         worker.kill()
         worker.wait()
