@@ -2,6 +2,7 @@
 
 #include "baton/openai/json.hpp"
 #include "openai/json.hpp"
+#include "openai/tool_prompt.hpp"
 
 namespace baton::openai {
 namespace {
@@ -48,6 +49,21 @@ std::string with_argument_objects(const std::string& messages_json) {
     return dump(*messages);
 }
 
+/// Calls and their results as text, and a description of the tools where it is wanted.
+std::string with_tools_as_text(const ChatRequest& request, const TemplateInfo& info, bool describe,
+                               ToolPlace place) {
+    auto messages = parse_json(request.messages_json);
+    if (!messages) return request.messages_json;
+    const ToolFormat format =
+        info.tool_format == ToolFormat::kNone ? ToolFormat::kHermes : info.tool_format;
+    write_calls_as_text(*messages, format);
+    if (describe)
+        if (const auto tools = parse_json(request.tools_json); tools)
+            add_tool_prompt(*messages, tool_prompt(*tools, format, request.tool_use.parallel),
+                            place);
+    return dump(*messages);
+}
+
 /// Contents that are null as empty texts: most templates put them together with strings. Inside a
 /// string of JSON the quotes would be escaped.
 std::string without_null_contents(std::string messages_json) {
@@ -74,6 +90,8 @@ TemplateInfo inspect_template(std::string_view source, std::string bos_token,
     info.has_think = source.find(kThink) != std::string_view::npos ||
                      source.find("</think>") != std::string_view::npos;
     info.tool_format = tool_format_of_template(source);
+    info.tools = template_uses(source, "tools");
+    info.tool_calls = source.find("tool_calls") != std::string_view::npos;
     for (const std::string_view question :
          {"content is none", "content is not none", "content'] is none", "content'] is not none",
           "content\"] is none", "content\"] is not none"})
@@ -92,11 +110,25 @@ void set_parsers(TemplateInfo& info, std::string_view tool_parser,
     if (reasoning_parser == "none") info.has_think = false;
 }
 
-std::string template_context(const ChatRequest& request, const TemplateInfo& info) {
-    const bool convert =
-        info.argument_objects && request.messages_json.find("\"tool_calls\"") != std::string::npos;
-    std::string messages =
-        convert ? with_argument_objects(request.messages_json) : request.messages_json;
+bool describes_tools(const ChatRequest& request, const TemplateInfo& info) {
+    return !request.tools_json.empty() && !info.tools && info.tool_format != ToolFormat::kNone;
+}
+
+bool has_tool_description(const std::vector<text::Segment>& rendered) {
+    std::string all;
+    for (const text::Segment& segment : rendered) all.append(segment.text);
+    return all.find(kToolPromptOpening) != std::string::npos;
+}
+
+std::string template_context(const ChatRequest& request, const TemplateInfo& info,
+                             ToolPlace place) {
+    const bool describe = describes_tools(request, info);
+    const bool has_calls = request.messages_json.find("\"tool_calls\"") != std::string::npos;
+    std::string messages = request.messages_json;
+    if (describe || (has_calls && !info.tools && !info.tool_calls))
+        messages = with_tools_as_text(request, info, describe, place);
+    else if (has_calls && info.argument_objects)
+        messages = with_argument_objects(request.messages_json);
     if (!info.null_content) messages = without_null_contents(std::move(messages));
     std::string out = "{\"messages\":" + messages;
     if (!request.tools_json.empty()) out.append(",\"tools\":").append(request.tools_json);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "openai/json_text.hpp"
+#include "baton/base/utf8.hpp"
 
 namespace baton::openai {
 namespace {
@@ -87,7 +87,7 @@ void Choice::take_token(const wire::Token& token, bool is_stop_token, Output& ou
 
 void Choice::take_text(std::string_view piece, Output& out) {
     text_in_ += piece.size();
-    characters_in_ += count_characters(piece);
+    characters_in_ += count_utf8(piece);
     // Stop strings do not count before min_tokens tokens are there.
     if (tokens_ < options_.generation.min_tokens) {
         emit(std::string(piece), out);

@@ -1,16 +1,28 @@
 #include "openai/constraint_fields.hpp"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "baton/grammar/grammar.hpp"
+#include "baton/openai/json.hpp"
 
 namespace baton::openai {
 namespace {
 
 using wire::Constraint;
 using wire::ConstraintKind;
+
+/// What stands beside the schema; the answer is bound to it in any case.
+Expected<void> check_schema_fields(const Json& json_schema) {
+    const auto bad = [](const char* message) { return bad_field(message, "response_format"); };
+    for (const char* text : {"name", "description"})
+        if (const Json* value = find(json_schema, text); value != nullptr && !value->is_string()) return bad("response_format.json_schema's name and description must be strings");
+    if (const Json* strict = find(json_schema, "strict"); strict != nullptr && !strict->is_boolean()) return bad("response_format.json_schema.strict must be true or false");
+    return {};
+}
 
 Expected<Constraint> read_response_format(const Json& format) {
     const auto bad = [](const char* message) { return bad_field(message, "response_format"); };
@@ -19,13 +31,14 @@ Expected<Constraint> read_response_format(const Json& format) {
     if (type == nullptr || !type->is_string()) return bad("response_format.type must be a string");
     const auto& name = type->get_ref<const std::string&>();
     if (name == "text") return Constraint{};
-    if (name == "json_object") return Constraint{ConstraintKind::kJsonObject, "", "", ""};
-    if (name != "json_schema") return bad("response_format.type must be text, json_object or json_schema");
-    const Json* outer = find(format, "json_schema");
+    const bool by_schema = name == "json_schema";
+    if (!by_schema && name != "json_object") return bad("response_format.type must be text, json_object or json_schema");
+    const Json* outer = by_schema ? find(format, "json_schema") : &format;  // llama.cpp takes a schema beside json_object
     if (outer == nullptr || !outer->is_object()) return bad("response_format.json_schema must be an object");
+    if (by_schema) BATON_TRY(check_schema_fields(*outer));
     const Json* schema = find(*outer, "schema");
     if (schema == nullptr) return Constraint{ConstraintKind::kJsonObject, "", "", ""};
-    if (!schema->is_object()) return bad("response_format.json_schema.schema must be an object");
+    if (!schema->is_object()) return bad(by_schema ? "response_format.json_schema.schema must be an object" : "response_format.schema must be an object");
     return Constraint{ConstraintKind::kJsonSchema, dump(*schema), "", ""};
 }
 
@@ -60,6 +73,21 @@ constexpr std::array<Field, 5> kFields{{{"guided_json", "json", ConstraintKind::
                                         {"guided_grammar", "grammar", ConstraintKind::kGrammar},
                                         {"guided_json_object", "json_object", ConstraintKind::kJsonObject}}};
 
+/// structured_outputs: a mistyped name would leave the answer free.
+Expected<void> check_structured_outputs(const Json& outputs) {
+    constexpr std::array<std::string_view, 3> kWithoutMeaning{"disable_fallback", "disable_any_whitespace", "disable_additional_properties"};
+    const auto bad = [](std::string message) { return bad_field(std::move(message), "structured_outputs"); };
+    if (!outputs.is_object()) return bad("structured_outputs must be an object");
+    for (const auto& [name, value] : outputs.get_ref<const Json::object_t&>()) {
+        if (value.is_null()) continue;
+        if (name == "structural_tag" || name == "whitespace_pattern")
+            return fail(ErrorCode::kUnsupported, "structured_outputs." + name + " is not supported", "structured_outputs");
+        const bool known = std::ranges::any_of(kFields, [&](const Field& f) { return name == f.nested; }) || std::ranges::find(kWithoutMeaning, name) != kWithoutMeaning.end();
+        if (!known) return bad("structured_outputs has no field " + echo_input(name) + "; json, regex, choice, grammar and json_object are");
+    }
+    return {};
+}
+
 /// A field that asks for something: "" and false do not.
 const Json* set_field(const Json& object, const char* name) {
     const Json* value = find(object, name);
@@ -86,9 +114,7 @@ Expected<Constraint> read_constraint(const Json& body) {
             if (const Json* value = set_field(object, f.name)) BATON_TRY(take(read_guided(*value, f.kind, f.name), f.name));
         const Json* outputs = set_field(object, "structured_outputs");
         if (outputs == nullptr) return {};
-        if (!outputs->is_object()) return bad_field("structured_outputs must be an object", "structured_outputs");
-        if (find(*outputs, "structural_tag") != nullptr)
-            return fail(ErrorCode::kUnsupported, "structural_tag is not supported", "structured_outputs");
+        BATON_TRY(check_structured_outputs(*outputs));
         for (const Field& f : kFields)
             if (const Json* value = set_field(*outputs, f.nested))
                 BATON_TRY(take(read_guided(*value, f.kind, "structured_outputs"), "structured_outputs"));

@@ -180,13 +180,25 @@ Expected<void> read_request_id(const Json& body, const ParseOptions& options,
     return {};
 }
 
+Expected<void> check_modalities(const Json& body) {
+    const Json* modalities = find(body, "modalities");
+    if (modalities == nullptr) return {};
+    const bool text_only = modalities->is_array() &&
+                           std::all_of(modalities->begin(), modalities->end(),
+                                       [](const Json& item) { return item == "text"; });
+    if (text_only) return {};
+    return bad_field("modalities must be [\"text\"], not " + shown(*modalities), "modalities");
+}
+
 // Each of these changes the answer: ignoring it would be a lie.
-constexpr std::array<std::pair<const char*, const char*>, 7> kNotBuilt = {{
+constexpr std::array<std::pair<const char*, const char*>, 9> kNotBuilt = {{
     {"prompt_embeds", "prompt embeddings are not supported"},
     {"cache_salt", "salted prompts (cache_salt) are not supported"},
     {"suffix", "suffix is not supported"},
     {"chat_template", "a chat template in the request is not allowed"},
     {"functions", "functions is not supported; use tools"},
+    {"function_call", "function_call is not supported; use tool_choice"},
+    {"guided_whitespace_pattern", "guided_whitespace_pattern is not supported"},
     {"audio", "audio output is not supported"},
     {"lora_name", "LoRA adapters (lora_name) are not supported"},
 }};
@@ -280,6 +292,16 @@ Expected<void> refuse_not_built(const Json& object) {
     return {};
 }
 
+Expected<void> refuse_internal(const Json& object) {
+    for (const auto& [name, value] : object.get_ref<const Json::object_t&>()) {
+        if (std::find(kInternal.begin(), kInternal.end(), name) != kInternal.end() ||
+            name.starts_with("bootstrap_"))
+            return bad_field(echo_input(name) + " is internal and not accepted from clients",
+                             echo_input(name));
+    }
+    return {};
+}
+
 }  // namespace
 
 bool is_plain_name(std::string_view text, size_t bytes_max) {
@@ -315,6 +337,8 @@ Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions
     BATON_TRY_ASSIGN(const auto ignore_eos, bool_field(body, "ignore_eos"));
     BATON_TRY_ASSIGN(const auto skip_special, bool_field(body, "skip_special_tokens"));
     BATON_TRY_ASSIGN(const auto timings, bool_field(body, "timings"));
+    BATON_TRY(bool_field(body, "spaces_between_special_tokens"));
+    BATON_TRY(check_modalities(body));
     out.timings = timings.value_or(false);
     out.include_stop_str_in_output = include_stop.value_or(false);
     out.ignore_eos = ignore_eos.value_or(false);
@@ -328,11 +352,8 @@ Expected<GenerationOptions> read_generation(const Json& body, const ParseOptions
 }
 
 Expected<void> refuse_unsupported(const Json& body, const ParseOptions& options, Route route) {
+    BATON_TRY(refuse_internal(body));
     for (const auto& [name, value] : body.get_ref<const Json::object_t&>()) {
-        if (std::find(kInternal.begin(), kInternal.end(), name) != kInternal.end() ||
-            name.starts_with("bootstrap_")) {
-            return bad_field(name + " is internal and not accepted from clients", name);
-        }
         if (options.strict_fields &&
             std::find(kKnown.begin(), kKnown.end(), name) == kKnown.end()) {
             return bad_field("unrecognized request argument: " + echo_input(name),
@@ -344,6 +365,7 @@ Expected<void> refuse_unsupported(const Json& body, const ParseOptions& options,
     if (extra != nullptr) {
         if (!extra->is_object()) return bad_field("extra_body must be an object", "extra_body");
         BATON_TRY(refuse_not_built(*extra));
+        BATON_TRY(refuse_internal(*extra));
     }
     if (route == Route::kCompletions && is_set(find(body, "tools"))) {
         return bad_field("tools belong to chat completions", "tools");

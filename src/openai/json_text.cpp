@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "baton/base/limits.hpp"
+#include "baton/base/utf8.hpp"
 #include "baton/openai/json.hpp"
 
 namespace baton::openai {
@@ -46,22 +47,6 @@ void append_escape(std::string& out, uint8_t byte) {
 
 }  // namespace
 
-size_t utf8_length(std::string_view text, size_t pos) {
-    const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-    const uint8_t lead = at(pos);
-    if (lead < 0x80) return 1;
-    if (lead < 0xC2 || lead > 0xF4) return 0;
-    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (pos + length > text.size()) return 0;
-    for (size_t i = 1; i < length; ++i) {
-        if ((at(pos + i) & 0xC0) != 0x80) return 0;
-    }
-    const uint8_t second = at(pos + 1);
-    const bool overlong = (lead == 0xE0 && second < 0xA0) || (lead == 0xF0 && second < 0x90);
-    const bool beyond = (lead == 0xED && second > 0x9F) || (lead == 0xF4 && second > 0x8F);
-    return overlong || beyond ? 0 : length;
-}
-
 void append_json_string(std::string& out, std::string_view text) {
     out.push_back('"');
     size_t plain = 0;  // start of the run that needs no change
@@ -71,7 +56,7 @@ void append_json_string(std::string& out, std::string_view text) {
             ++pos;
             continue;
         }
-        const size_t length = utf8_length(text, pos);
+        const size_t length = valid_utf8_length(text, pos);
         if (byte >= 0x80 && length != 0) {
             pos += length;
             continue;
@@ -98,7 +83,7 @@ std::string echo_input(std::string_view text) {
     for (size_t pos = 0; pos < text.size();) {
         std::string piece;
         const auto byte = static_cast<uint8_t>(text[pos]);
-        size_t length = utf8_length(text, pos);
+        size_t length = valid_utf8_length(text, pos);
         if (length == 0 || byte < 0x20 || byte == 0x7F) {
             piece = {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
             length = 1;
@@ -122,12 +107,6 @@ void append_json_float(std::string& out, float value) {
     const std::string_view digits(text.data(), static_cast<size_t>(end - text.data()));
     out.append(digits);
     if (digits.find_first_of(".e") == std::string_view::npos) out.append(".0");
-}
-
-size_t count_characters(std::string_view text) {
-    size_t count = 0;
-    for (const char c : text) count += (static_cast<uint8_t>(c) & 0xC0) != 0x80 ? 1 : 0;
-    return count;
 }
 
 size_t character_boundary(std::string_view text, size_t bytes_max) {

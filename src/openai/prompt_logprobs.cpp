@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "baton/base/utf8.hpp"
 #include "baton/openai/json.hpp"
 #include "baton/openai/response.hpp"
 #include "openai/json_text.hpp"
@@ -38,7 +39,7 @@ std::vector<LogprobEntry> prompt_entries(const text::Tokenizer& tokenizer,
         } else {
             entry.piece = decoder.push(ids[i]);
             if (i + 1 == ids.size()) entry.piece += decoder.finish();
-            characters += count_characters(entry.piece);
+            characters += count_utf8(entry.piece);
         }
         if (entry.known) {
             entry.logprob = tokens[i - 1].logprob;

@@ -1,6 +1,7 @@
 #include "openai/reasoning_splitter.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace baton::openai {
 namespace {
@@ -10,16 +11,11 @@ size_t newlines_before(std::string_view text, size_t end) {
     return end;
 }
 
-/// Where the part of `text` begins that may still turn out to be newlines and a closing tag.
+/// Where the part of `text` begins that may still turn out to be a closing tag.
 size_t uncertain_tail(std::string_view text, std::string_view close) {
-    size_t begin = text.size();
-    for (size_t length = std::min(close.size() - 1, text.size()); length > 0; --length) {
-        if (close.starts_with(text.substr(text.size() - length))) {
-            begin = text.size() - length;
-            break;
-        }
-    }
-    return newlines_before(text, begin);
+    for (size_t length = std::min(close.size() - 1, text.size()); length > 0; --length)
+        if (close.starts_with(text.substr(text.size() - length))) return text.size() - length;
+    return text.size();
 }
 
 }  // namespace
@@ -45,15 +41,17 @@ ReasoningSplitter::Parts ReasoningSplitter::push(std::string_view text) {
 bool ReasoningSplitter::step(Parts& out) {
     switch (state_) {
         case State::kStart: {
-            const size_t begin = std::min(held_.find_first_not_of(" \t\r\n"), held_.size());
-            const std::string_view seen = std::string_view(held_).substr(begin);
-            if (seen.starts_with(std::string_view(tags_.start))) {
-                held_.erase(0, begin + std::string_view(tags_.start).size());
+            const size_t spaces = std::min(held_.find_first_not_of(" \t\r\n"), held_.size());
+            before_.append(held_, 0, spaces);
+            held_.erase(0, spaces);
+            if (held_.starts_with(tags_.start)) {
+                held_.erase(0, tags_.start.size());
+                before_.clear();
                 state_ = State::kReasoningStart;
                 return true;
             }
-            if (std::string_view(tags_.start).starts_with(seen))
-                return false;  // also while nothing but spaces came
+            if (tags_.start.starts_with(held_)) return false;  // also while nothing but spaces came
+            held_.insert(0, std::exchange(before_, {}));
             state_ = open_ ? State::kReasoningStart : State::kContent;
             return true;
         }
@@ -66,16 +64,19 @@ bool ReasoningSplitter::step(Parts& out) {
         }
         case State::kReasoning: {
             const size_t close = held_.find(tags_.end);
-            if (close != std::string::npos) {
-                out.reasoning.append(held_, 0, newlines_before(held_, close));
-                held_.erase(0, close + tags_.end.size());
-                state_ = State::kContentStart;
-                return true;
+            const bool closes = close != std::string::npos;
+            const size_t certain = closes ? close : uncertain_tail(held_, tags_.end);
+            const size_t text = newlines_before(held_, certain);
+            if (text > 0) {
+                out.reasoning.append(std::exchange(before_, {})).append(held_, 0, text);
             }
-            const size_t certain = uncertain_tail(held_, tags_.end);
-            out.reasoning.append(held_, 0, certain);
+            before_.append(held_, text, certain - text);
             held_.erase(0, certain);
-            return false;
+            if (!closes) return false;
+            before_.clear();
+            held_.erase(0, tags_.end.size());
+            state_ = State::kContentStart;
+            return true;
         }
         case State::kContent:
             out.content.append(held_);
@@ -88,7 +89,7 @@ bool ReasoningSplitter::step(Parts& out) {
 ReasoningSplitter::Parts ReasoningSplitter::finish() {
     Parts out;
     const bool as_reasoning = state_ == State::kReasoning || (state_ == State::kStart && open_);
-    (as_reasoning ? out.reasoning : out.content) = std::move(held_);
+    (as_reasoning ? out.reasoning : out.content) = std::exchange(before_, {}) + held_;
     held_.clear();
     return out;
 }

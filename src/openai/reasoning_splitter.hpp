@@ -31,6 +31,7 @@ class ReasoningSplitter {
     ReasoningTags tags_;
     State state_;
     bool open_;  ///< the prompt ended inside the reasoning
+    std::string before_;  ///< white space at the start, or newlines that may stand before the closing tag
     std::string held_;
 };
 

@@ -5,6 +5,7 @@
 #include "baton/base/check.hpp"
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/base/utf8.hpp"
 #include "baton/openai/json.hpp"
 #include "openai/answer_writer.hpp"
 #include "openai/choice.hpp"
@@ -40,7 +41,7 @@ struct ResponseBuilder::Impl {
         slots.reserve(count);
         for (size_t i = 0; i < count; ++i)
             slots.emplace_back(options, *tokenizer,
-                               count_characters(options.prompts[i / options.generation.n].echo));
+                               count_utf8(options.prompts[i / options.generation.n].echo));
         scores.resize(options.prompts.size());
     }
 

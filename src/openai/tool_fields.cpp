@@ -31,7 +31,22 @@ Expected<void> check_tool(const Json& tool, size_t index) {
     const Json* parameters = find(*function, "parameters");
     if (parameters != nullptr && !parameters->is_object())
         return bad(".function.parameters must be an object");
+    const Json* kind = parameters == nullptr ? nullptr : find(*parameters, "type");
+    if (kind != nullptr && *kind != "object" &&
+        !(kind->is_array() && std::find(kind->begin(), kind->end(), "object") != kind->end()))
+        return bad(".function.parameters.type must be object");
+    const Json* strict = find(*function, "strict");
+    if (strict != nullptr && !strict->is_boolean())
+        return bad(".function.strict must be true or false");
     return {};
+}
+
+/// The schema of a call's arguments, which are an object whether or not its parameters say so.
+std::string arguments_schema(const Json* parameters) {
+    if (parameters == nullptr) return {};
+    Json schema = *parameters;
+    schema["type"] = "object";
+    return dump(schema);
 }
 
 Expected<void> read_list(const Json& tools, ToolUse& out) {
@@ -44,9 +59,8 @@ Expected<void> read_list(const Json& tools, ToolUse& out) {
     for (size_t i = 0; i < tools.size(); ++i) {
         BATON_TRY(check_tool(tools[i], i));
         const Json& function = *find(tools[i], "function");
-        const Json* parameters = find(function, "parameters");
         out.tools.push_back({find(function, "name")->get<std::string>(),
-                             parameters == nullptr ? std::string() : dump(*parameters)});
+                             arguments_schema(find(function, "parameters"))});
     }
     return {};
 }

@@ -1,6 +1,8 @@
 #include "openai/tool_parser.hpp"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
@@ -18,20 +20,31 @@ constexpr std::string_view kPythonTag = "<|python_tag|>";
 constexpr std::string_view kSpaces = " \t\r\n";
 constexpr size_t kNameTextMax = 512;  ///< bytes that a name and what goes with it may have
 
+/// Names by which vLLM, SGLang and Xinference call these formats.
+constexpr std::array<std::pair<ToolFormat, std::string_view>, 12> kFormatNames{{
+    {ToolFormat::kHermes, "hermes"},
+    {ToolFormat::kHermes, "qwen"},
+    {ToolFormat::kHermes, "qwen25"},
+    {ToolFormat::kHermes, "qwen2.5"},
+    {ToolFormat::kHermes, "qwen3"},
+    {ToolFormat::kLlama3, "llama3_json"},
+    {ToolFormat::kLlama3, "llama4_json"},
+    {ToolFormat::kLlama3, "llama3"},
+    {ToolFormat::kLlama3, "llama3.1"},
+    {ToolFormat::kLlama3, "llama"},
+    {ToolFormat::kMistral, "mistral"},
+    {ToolFormat::kNone, "none"},
+}};
+
 size_t after_spaces(std::string_view text) {
     return std::min(text.find_first_not_of(kSpaces), text.size());
 }
 
-/// Where the part of `text` begins that may still become `marker`, white space before it included.
+/// Where the part of `text` begins that may still become `marker`.
 size_t uncertain_tail(std::string_view text, std::string_view marker) {
-    size_t begin = text.size();
-    for (size_t length = std::min(marker.size() - 1, text.size()); length > 0; --length) {
-        if (!marker.starts_with(text.substr(text.size() - length))) continue;
-        begin = text.size() - length;
-        break;
-    }
-    const size_t last = text.substr(0, begin).find_last_not_of(kSpaces);
-    return last == std::string_view::npos ? 0 : last + 1;
+    for (size_t length = std::min(marker.size() - 1, text.size()); length > 0; --length)
+        if (marker.starts_with(text.substr(text.size() - length))) return text.size() - length;
+    return text.size();
 }
 
 bool may_become(std::string_view text, std::string_view marker) {
@@ -99,16 +112,36 @@ void ToolParser::push(std::string_view text, Output& out) {
     held_.append(text);
     while (step(out)) {
     }
+    held_.erase(0, read_);
+    read_ = 0;
+}
+
+/// The part of `held_` that is not read yet.
+std::string_view ToolParser::rest() const { return std::string_view(held_).substr(read_); }
+
+/// White space goes to what comes before a call, so that none is looked at twice. True where something follows.
+bool ToolParser::pass_spaces() {
+    const size_t spaces = after_spaces(rest());
+    before_.append(rest().substr(0, spaces));
+    read_ += spaces;
+    return read_ < held_.size();
+}
+
+/// What was kept before a call turned out to be text.
+void ToolParser::emit_before(Output& out) {
+    emit(before_, out);
+    before_.clear();
 }
 
 /// One step of the machine over what is held; true when there may be another.
 bool ToolParser::step(Output& out) {
     switch (state_) {
         case State::kPlain:
-            emit(held_, out);
-            held_.clear();
+            emit(rest(), out);
+            read_ = held_.size();
             return false;
         case State::kStart:
+        case State::kTagged:
             return step_start(out);
         case State::kText:
             return step_text(out);
@@ -132,61 +165,58 @@ void ToolParser::emit(std::string_view text, Output& out) {
 }
 
 bool ToolParser::step_start(Output& out) {
-    size_t at = after_spaces(held_);
-    const std::string_view seen = std::string_view(held_).substr(at);
-    if (seen.empty() || may_become(seen, kPythonTag)) return false;
-    if (seen.starts_with(kPythonTag)) {
-        at += kPythonTag.size();
-        at += after_spaces(std::string_view(held_).substr(at));
-        if (at == held_.size()) return false;
+    if (!pass_spaces()) return false;
+    if (state_ == State::kStart) {
+        if (may_become(rest(), kPythonTag)) return false;
+        if (rest().starts_with(kPythonTag)) {
+            before_.append(kPythonTag);
+            read_ += kPythonTag.size();
+            state_ = State::kTagged;
+            return true;
+        }
     }
-    if (held_[at] != '{') {
+    if (rest()[0] == '{') {
+        begin_object();
+    } else {
+        emit_before(out);
         state_ = State::kPlain;
-        return step(out);
     }
-    before_ = held_.substr(0, at);
-    held_.erase(0, at);
-    begin_object();
     return true;
 }
 
 bool ToolParser::step_text(Output& out) {
-    const size_t found = held_.find(marker());
-    if (found == std::string::npos) {
-        const size_t certain = uncertain_tail(held_, marker());
-        emit(std::string_view(held_).substr(0, certain), out);
-        held_.erase(0, certain);
-        return false;
+    const std::string_view seen = rest();
+    const size_t found = seen.find(marker());
+    const bool opens = found != std::string_view::npos;
+    const std::string_view certain = seen.substr(0, opens ? found : uncertain_tail(seen, marker()));
+    const size_t last = certain.find_last_not_of(kSpaces);
+    const size_t text = last == std::string_view::npos ? 0 : last + 1;
+    if (text > 0) {
+        emit_before(out);
+        emit(certain.substr(0, text), out);
     }
-    const size_t last = std::string_view(held_).substr(0, found).find_last_not_of(kSpaces);
-    const size_t text = last == std::string::npos ? 0 : last + 1;
-    emit(std::string_view(held_).substr(0, text), out);
-    before_ = held_.substr(text, found + marker().size() - text);
-    held_.erase(0, found + marker().size());
+    before_.append(certain.substr(text));
+    read_ += certain.size();
+    if (!opens) return false;
+    before_.append(marker());
+    read_ += marker().size();
     state_ = State::kOpened;
     return true;
 }
 
 bool ToolParser::step_opened(Output& out) {
-    const size_t at = after_spaces(held_);
-    before_.append(held_, 0, at);
-    held_.erase(0, at);
-    if (held_.empty()) return false;
-    if (held_[0] == '{') {
+    if (!pass_spaces()) return false;
+    if (rest()[0] == '{') {
         begin_object();
-        return true;
-    }
-    if (format_ == ToolFormat::kMistral && held_[0] == '[' && !in_array_) {
+    } else if (format_ == ToolFormat::kMistral && rest()[0] == '[' && !in_array_) {
         before_.push_back('[');
-        held_.erase(0, 1);
+        ++read_;
         in_array_ = true;
-        return true;
-    }
-    if (format_ == ToolFormat::kMistral && !in_array_) {
+    } else if (format_ == ToolFormat::kMistral && !in_array_) {
         state_ = State::kName;
-        return true;
+    } else {
+        give_up(out);
     }
-    give_up(out);
     return true;
 }
 
@@ -253,23 +283,23 @@ bool ToolParser::whole_call(Output& out) {
 }
 
 bool ToolParser::step_object(Output& out) {
+    const std::string_view text = rest();
     size_t at = 0;
     JsonTracker::State seen = JsonTracker::State::kOpen;
     size_t run = 0;  // arguments that are not out yet begin here
-    while (at < held_.size() && seen == JsonTracker::State::kOpen) {
-        const char c = held_[at++];
+    while (at < text.size() && seen == JsonTracker::State::kOpen) {
+        const char c = text[at++];
         seen = tracker_.feed(c);
         if (!announced_) {
             take(c, out);
             run = at;
         } else if (!arguments_over_ && tracker_.depth() == arguments_depth_) {
             arguments_over_ = true;
-            append_arguments(std::string_view(held_).substr(run, at - run), out);
+            append_arguments(text.substr(run, at - run), out);
         }
     }
-    if (announced_ && !arguments_over_)
-        append_arguments(std::string_view(held_).substr(run, at - run), out);
-    held_.erase(0, at);
+    if (announced_ && !arguments_over_) append_arguments(text.substr(run, at - run), out);
+    read_ += at;
     if (seen == JsonTracker::State::kOpen) return false;
     if (!announced_ && (seen == JsonTracker::State::kBroken || !whole_call(out))) {
         give_up(out);
@@ -281,31 +311,31 @@ bool ToolParser::step_object(Output& out) {
 }
 
 bool ToolParser::step_name(Output& out) {
-    const size_t brace = held_.find('{');
-    if (brace == std::string::npos) {
-        if (held_.size() <= kNameTextMax) return false;
+    const size_t brace = rest().substr(0, kNameTextMax + 1).find('{');
+    if (brace == std::string_view::npos) {
+        if (rest().size() <= kNameTextMax) return false;
         give_up(out);
         return true;
     }
-    std::string_view name = std::string_view(held_).substr(0, brace);
+    std::string_view name = rest().substr(0, brace);
     for (const std::string_view mark : {kMistralId, kMistralArguments})
         name = name.substr(0, name.find(mark));
     const size_t end = name.find_last_not_of(kSpaces);
     name = name.substr(0, end == std::string_view::npos ? 0 : end + 1);
-    const std::string known(name);
     begin_object();
-    if (!announce(known, out)) {
+    if (!announce(std::string(name), out)) {
         give_up(out);
         return true;
     }
-    held_.erase(0, brace);
+    read_ += brace;
     arguments_depth_ = 0;
     return true;
 }
 
+/// White space behind a call is dropped, and so is what ends it.
 bool ToolParser::step_closed() {
-    const size_t at = after_spaces(held_);
-    const std::string_view seen = std::string_view(held_).substr(at);
+    read_ += after_spaces(rest());
+    const std::string_view seen = rest();
     if (seen.empty()) return false;
     size_t skip = 0;
     if (format_ == ToolFormat::kHermes) {
@@ -324,17 +354,16 @@ bool ToolParser::step_closed() {
         if (seen[0] == ';' || seen[0] == ',') skip = 1;
         state_ = State::kStart;
     }
-    held_.erase(0, at + skip);
+    read_ += skip;
     return true;
 }
 
 /// What was read is no call: it is content, and the search goes on behind it.
 void ToolParser::give_up(Output& out) {
-    std::string text = std::move(before_) + call_;
-    before_.clear();
+    emit_before(out);
+    emit(call_, out);
     call_.clear();
     in_array_ = false;
-    emit(text, out);
     state_ = format_ == ToolFormat::kLlama3 ? State::kPlain : State::kText;
 }
 
@@ -342,16 +371,24 @@ void ToolParser::finish(Output& out) {
     if (state_ == State::kObject && announced_) return;
     if (state_ == State::kOpened || state_ == State::kObject || state_ == State::kName)
         give_up(out);
+    emit_before(out);
     emit(held_, out);
     held_.clear();
 }
 
 std::optional<ToolFormat> tool_format_by_name(std::string_view name) {
-    if (name == "hermes" || name == "qwen" || name == "qwen3") return ToolFormat::kHermes;
-    if (name == "llama3_json" || name == "llama3" || name == "llama") return ToolFormat::kLlama3;
-    if (name == "mistral") return ToolFormat::kMistral;
-    if (name == "none") return ToolFormat::kNone;
+    for (const auto& [format, known] : kFormatNames)
+        if (name == known) return format;
     return std::nullopt;
+}
+
+std::string tool_format_names() {
+    std::string out;
+    for (const auto& [format, name] : kFormatNames) {
+        if (!out.empty()) out += name == kFormatNames.back().second ? " or " : ", ";
+        out += name;
+    }
+    return out;
 }
 
 ToolFormat tool_format_of_template(std::string_view source) {

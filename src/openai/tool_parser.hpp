@@ -54,6 +54,7 @@ class ToolParser {
     enum class State : uint8_t {
         kPlain,   ///< no call can come any more
         kStart,   ///< Llama 3: nothing but white space yet
+        kTagged,  ///< the same, behind its tag
         kText,    ///< a marker may come
         kOpened,  ///< after the marker
         kObject,  ///< inside a call
@@ -67,6 +68,9 @@ class ToolParser {
     bool step_object(Output& out);
     bool step_name(Output& out);
     bool step_closed();
+    [[nodiscard]] std::string_view rest() const;
+    bool pass_spaces();
+    void emit_before(Output& out);
     void begin_object();
     void take(char c, Output& out);
     bool announce(std::string name, Output& out);
@@ -81,7 +85,8 @@ class ToolParser {
     const ToolUse& use_;
     State state_;
     std::string held_;    ///< not looked at yet, or not decided
-    std::string before_;  ///< marker and white space before the call that is being read
+    size_t read_ = 0;     ///< what of it is done with; 0 between pushes
+    std::string before_;  ///< marker and white space before the call that is being read, or that may come
     std::string call_;    ///< text of that call while it is not announced
     JsonTracker tracker_;
     bool announced_ = false;      ///< the call that is being read is out

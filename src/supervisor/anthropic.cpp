@@ -90,6 +90,17 @@ Expected<Json> chat_tools(const Json& tools) {
     return out;
 }
 
+Expected<void> set_tool_choice(const Json& choice, Json& chat) {
+    const Json type = choice.is_object() ? choice.value("type", Json()) : Json();
+    if (type == "tool") chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", choice.value("name", Json(""))}}}};
+    else if (type == "auto" || type == "any" || type == "none") chat["tool_choice"] = type == "any" ? Json("required") : type;
+    else return bad("tool_choice.type must be auto, any, tool or none", "tool_choice");
+    const Json one = choice.value("disable_parallel_tool_use", Json(false));
+    if (!one.is_boolean()) return bad("tool_choice.disable_parallel_tool_use must be true or false", "tool_choice");
+    if (one == true) chat["parallel_tool_calls"] = false;
+    return {};
+}
+
 // ---- answers ----------------------------------------------------------------------------------------------------------
 
 const char* error_type(int status) {
@@ -254,11 +265,8 @@ Expected<std::string> chat_body_of_messages(std::string_view text) {
     if (const auto tools = body.find("tools"); tools != body.end() && !tools->is_null()) {
         BATON_TRY_ASSIGN(chat["tools"], chat_tools(*tools));
     }
-    if (const auto choice = body.find("tool_choice"); choice != body.end() && choice->is_object()) {
-        const Json type = choice->value("type", Json());
-        if (type == "tool") chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", choice->value("name", Json(""))}}}};
-        else chat["tool_choice"] = type == "any" ? Json("required") : type;
-    }
+    if (const auto choice = body.find("tool_choice"); choice != body.end() && !choice->is_null()) BATON_TRY(set_tool_choice(*choice, chat));
+    if (const auto thinking = body.find("thinking"); thinking != body.end() && !thinking->is_null() && !thinking->is_object()) return bad("thinking must be an object", "thinking");
     return dump(chat);
 }
 

@@ -17,6 +17,11 @@ Expected<ChatPrompt> chat_prompt(const ServedModel& model, const openai::ChatReq
                     "messages");
     ChatPrompt out;
     auto rendered = info.chat_template->render(openai::template_context(request, model.templates));
+    if (openai::describes_tools(request, model.templates) && !(rendered && openai::has_tool_description(*rendered))) {
+        // The template takes no system message, or says nothing of it.
+        auto again = info.chat_template->render(openai::template_context(request, model.templates, openai::ToolPlace::kUser));
+        if (again) rendered = std::move(again);
+    }
     if (!rendered) {
         Error e = rendered.error();
         if (e.param.empty()) e.param = "messages";

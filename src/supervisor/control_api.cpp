@@ -81,7 +81,7 @@ void ControlApi::launch(const Exchange& exchange, const std::string& body) {
     auto request = config::parse_launch(body, services_.settings.local_worker);
     if (!request) return respond_error(*exchange, request.error());
     if (!request->tool_call_parser.empty() && !openai::tool_format_by_name(request->tool_call_parser))
-        return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "tool_call_parser must be hermes, llama3_json, mistral or none, got " + openai::echo_input(request->tool_call_parser), "tool_call_parser"});
+        return respond_error(*exchange, Error{ErrorCode::kInvalidArgument, "tool_call_parser must be " + openai::tool_format_names() + ", got " + openai::echo_input(request->tool_call_parser), "tool_call_parser"});
     auto answered = std::make_shared<bool>(false);
     std::function<void(const std::string&)> accepted;
     // Keywords that mean nothing here are no error, but whoever mistyped one should see it.

@@ -202,6 +202,37 @@ def test_a54_roles(api):
     api.bad("messages", messages=[{"role": "boss", "content": "x"}])
 
 
+def test_timings(api):
+    """Where the time of a request went: on both routes, streamed or not."""
+    keys = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "timings": True}
+
+    def check(answer):
+        t = answer["timings"]
+        handed_over = api.topology == "1p1d"
+        wanted = {"prefill_replica", "decode_replica", "queue_ms", "prefill_ms", "ttft_ms", "decode_ms", "tokens_per_second"} | ({"handoff_ms"} if handed_over else set())
+        assert set(t) == wanted, t
+        assert all(isinstance(t[k], (int, float)) and t[k] >= 0 for k in t)
+        assert t["prefill_ms"] > 0 and t["queue_ms"] + t["prefill_ms"] <= t["ttft_ms"], "both are parts of the time to the first token"
+        assert (t["prefill_replica"] != t["decode_replica"]) == handed_over
+        if handed_over:
+            assert t["handoff_ms"] <= t["decode_ms"], "and the hand-off lies between the first token and the second"
+
+    check(api.chat("A prompt of its own for timings", **keys))
+    check(api.comp("A prompt of its own for timings", **keys))
+    for route in (CHAT, COMPLETIONS):
+        events = api.events(route, **keys)
+        assert all("timings" not in e for e in events[:-1])
+        check(events[-1])
+        events = api.events(route, **keys, stream_options={"include_usage": True})
+        check(events[-1])
+    stop = api.comp(**{**T0, "ignore_eos": True})["choices"][0]["text"][12:15]
+    check(api.comp(**{**T0, "ignore_eos": True}, stop=stop, timings=True))  # it was ended here
+    one = api.comp(**{**keys, "max_tokens": 1})["timings"]
+    assert {"queue_ms", "prefill_ms", "ttft_ms"} <= set(one) and "decode_ms" not in one and "handoff_ms" not in one
+    assert "timings" not in api.chat(max_tokens=1) and "timings" not in api.chat(max_tokens=1, timings=False)
+    api.bad("timings", timings=1)
+
+
 def test_internal_and_refused_fields(api):
     for field, value in {"kv_transfer_params": {}, "bootstrap_host": "x", "cache_salt": "s", "suffix": "x", "chat_template": "{{ 1 }}", "prompt_embeds": "AA=="}.items():
         e = api.bad(route=COMPLETIONS if field == "suffix" else CHAT, **{field: value})

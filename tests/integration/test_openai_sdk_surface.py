@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from typing import Literal, Optional
 
 import openai
 import pydantic
@@ -51,16 +52,56 @@ class Person(pydantic.BaseModel):
 
 def test_structured_outputs(client):
     ask = [{"role": "user", "content": "Who is Ann? Reply in JSON"}]
-    try:
-        parsed = client.chat.completions.parse(**SPEAKER, messages=ask, response_format=Person, extra_body={"enable_thinking": False})
-    except openai.BadRequestError as e:
-        if e.param == "response_format":
-            pytest.skip("constrained decoding is not built")
-        raise
+    parsed = client.chat.completions.parse(**SPEAKER, messages=ask, response_format=Person, extra_body={"enable_thinking": False})
     assert parsed.choices[0].message.parsed == Person(name="Ann", age=30)
     response = client.responses.parse(model="speaker", temperature=0, max_output_tokens=120, input="Who is Ann? Reply in JSON", text_format=Person,
                                       extra_body={"enable_thinking": False})
     assert response.output_parsed == Person(name="Ann", age=30)
+
+
+class Order(pydantic.BaseModel):
+    """Its values are few and short, so that every answer ends."""
+
+    model_config = {"extra": "forbid"}
+    size: Literal["small", "large"]
+    pieces: int = pydantic.Field(ge=1, le=99)
+    toppings: list[Literal["salt", "mint"]] = pydantic.Field(max_length=2)
+    gift: Optional[bool]
+
+
+def test_parse_whatever_the_model_would_say(client):
+    """A model that was taught nothing, at temperature 1: what is parsed is what the schema allows."""
+    ask = {"model": UID, "messages": [{"role": "user", "content": "Order something"}], "temperature": 1, "max_tokens": 120}
+    for seed in range(4):
+        choice = client.chat.completions.parse(**ask, seed=seed, response_format=Order).choices[0]
+        assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Order)
+        with client.chat.completions.stream(**ask, seed=seed, response_format=Order) as stream:
+            for _ in stream:
+                pass
+            assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
+        response = client.responses.parse(model=UID, input="Order something", temperature=1, max_output_tokens=120, text_format=Order)
+        assert isinstance(response.output_parsed, Order)
+    both = client.chat.completions.parse(**ask, n=2, seed=9, response_format=Order).choices
+    assert all(isinstance(c.message.parsed, Order) for c in both)
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(**{**ask, "max_tokens": 3}, response_format=Order)
+
+
+def test_tools_are_parsed_whatever_the_model_would_say(client):
+    tool = openai.pydantic_function_tool(Order, name="order")
+    ask = {"model": UID, "messages": [{"role": "user", "content": "Order something"}], "temperature": 1, "max_tokens": 200, "seed": 3, "tools": [tool]}
+    for choice in ("required", {"type": "function", "function": {"name": "order"}}):
+        message = client.chat.completions.parse(**ask, tool_choice=choice, parallel_tool_calls=False).choices[0].message
+        assert isinstance(message.tool_calls[0].function.parsed_arguments, Order)
+        with client.chat.completions.stream(**ask, tool_choice=choice, parallel_tool_calls=False) as stream:
+            done = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+        assert isinstance(done[0].parsed_arguments, Order)
+    # Tools and a format together: whichever the model takes is whole.
+    both = client.chat.completions.parse(**ask, tool_choice="auto", response_format=Order).choices[0].message
+    assert isinstance(both.parsed, Order) or isinstance(both.tool_calls[0].function.parsed_arguments, Order)
+    function = {"type": "function", **tool["function"]}
+    response = client.responses.parse(model=UID, input="Order something", temperature=1, max_output_tokens=200, tools=[function], tool_choice="required", parallel_tool_calls=False)
+    assert Order.model_validate_json(next(item for item in response.output if item.type == "function_call").arguments)
 
 
 def test_responses(client):

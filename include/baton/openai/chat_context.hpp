@@ -26,6 +26,8 @@ struct TemplateInfo {
         false;  ///< the template asks whether a content is none; else such a content is ""
     ReasoningTags tags = {};
     ToolFormat tool_format = ToolFormat::kHermes;
+    bool tools = false;       ///< the template shows the tools it is given
+    bool tool_calls = false;  ///< and calls in the history
 };
 /// Looks at the source of a chat template for the rest.
 [[nodiscard]] TemplateInfo inspect_template(std::string_view source, std::string bos_token,
@@ -39,9 +41,19 @@ void set_parsers(TemplateInfo& info, std::string_view tool_parser,
                  std::string_view reasoning_parser, std::string_view reasoning_start,
                  std::string_view reasoning_end);
 
+/// Where a model whose template does not show tools is told of them.
+enum class ToolPlace : uint8_t { kSystem, kUser };
+
 /// The JSON object for text::ChatTemplate::render: messages, tools (when there are any),
-/// add_generation_prompt, bos_token, eos_token, and the request's template arguments.
-[[nodiscard]] std::string template_context(const ChatRequest& request, const TemplateInfo& info);
+/// add_generation_prompt, bos_token, eos_token, and the request's template arguments. Where the
+/// template does not show tools, a description of them stands in a message at `place`, and calls
+/// and their results are plain text.
+[[nodiscard]] std::string template_context(const ChatRequest& request, const TemplateInfo& info,
+                                           ToolPlace place = ToolPlace::kSystem);
+/// True where template_context() describes the tools in a message.
+[[nodiscard]] bool describes_tools(const ChatRequest& request, const TemplateInfo& info);
+/// True where a rendered prompt has that description: a template may leave out system messages.
+[[nodiscard]] bool has_tool_description(const std::vector<text::Segment>& rendered);
 
 /// For continue_final_message: cuts a rendered prompt right after the last message's content.
 /// kInvalidArgument when the template does not show that content.

@@ -16,9 +16,11 @@ enum class ToolFormat : uint8_t {
     kMistral,  ///< `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or
                ///< `[TOOL_CALLS]name[ARGS]{…}`
 };
-/// "hermes", "llama3_json", "mistral", "none", and the other names that vLLM has for these; nothing
-/// for an unknown name.
+/// "hermes", "llama3_json", "mistral", "none", and other names that vLLM, SGLang and Xinference have for these; nothing
+/// for an unknown name, "" among them.
 [[nodiscard]] std::optional<ToolFormat> tool_format_by_name(std::string_view name);
+/// Those names, for a message: "hermes, qwen, … or none".
+[[nodiscard]] std::string tool_format_names();
 /// What a chat template teaches its model; kHermes where it shows none.
 [[nodiscard]] ToolFormat tool_format_of_template(std::string_view source);
 

@@ -108,11 +108,16 @@ std::vector<Row> shared_rows() {
         {"{\"type\":\"sound\"}", "{\"type\":\"json_schema\"}",
          "{\"type\":\"json_schema\",\"json_schema\":123}",
          "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":123}}", "{}", "5", "{\"type\":5}",
-         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"not\":{}}}}"},
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"not\":{}}}}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"name\":5,\"schema\":{}}}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"strict\":\"yes\",\"schema\":{}}}",
+         "{\"type\":\"json_object\",\"schema\":5}", "{\"type\":\"json_object\",\"schema\":{\"not\":{}}}"},
         false);
     add("response_format",
         {"{\"type\":\"text\"}", "null", "{\"type\":\"json_object\"}",
-         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}"},
+         "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"const\":\"42\"}}}",
+         "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"description\":\"d\",\"strict\":null,\"schema\":{\"const\":\"42\"},\"x\":1}}",
+         "{\"type\":\"json_object\",\"schema\":{\"const\":1}}", "{\"type\":\"json_object\",\"foo\":1}"},
         true);
     add("request_id", {"\"\"", "5", "\"a\\u0000b\"", "\"é\"", "\"a\\nb\""}, false);
     add("request_id", {"\"r-1\"", "null"}, true);
@@ -126,8 +131,21 @@ std::vector<Row> shared_rows() {
     add("guided_grammar", {"\"root ::= [a-z]+\""}, true);
     add("guided_json_object", {"\"x\"", "1"}, false);
     add("guided_json_object", {"true", "false"}, true);
-    add("structured_outputs", {"5", "{\"json\":5}", "{\"structural_tag\":{}}"}, false);
-    add("structured_outputs", {"{\"json\":{}}", "{\"choice\":[\"a\"]}", "{}"}, true);
+    add("structured_outputs",
+        {"5", "{\"json\":5}", "{\"structural_tag\":{}}", "{\"jsn\":{}}", "{\"json\":{},\"Regex\":\"a\"}",
+         "{\"json\":{},\"whitespace_pattern\":\" \"}", "{\"json\":{},\"regex\":\"a\"}"},
+        false);
+    add("structured_outputs",
+        {"{\"json\":{}}", "{\"choice\":[\"a\"]}", "{}", "{\"json\":{},\"regex\":null,\"structural_tag\":null}",
+         "{\"json\":{},\"disable_any_whitespace\":true}"},
+        true);
+    add("guided_whitespace_pattern", {"\" \""}, false);
+    add("function_call", {"\"auto\"", "{\"name\":\"f\"}"}, false);
+    add("modalities", {"[\"text\",\"audio\"]", "5", "\"text\"", "[5]"}, false);
+    add("modalities", {"[\"text\"]", "[]", "null"}, true);
+    add("spaces_between_special_tokens", {"1", "\"x\""}, false);
+    add("spaces_between_special_tokens", {"true", "null"}, true);
+    rows.push_back({R"("extra_body":{"kv_transfer_params":{}})", "kv_transfer_params"});
     rows.push_back({R"("guided_regex":"x","guided_json":{})", "guided_regex"});
     rows.push_back({R"("guided_regex":"x","ignore_eos":true)", "ignore_eos"});
     rows.push_back({R"("guided_regex":"x","min_tokens":2)", "min_tokens"});
@@ -184,6 +202,9 @@ TEST(ParseRequest, ChatFields) {
         {R"("tools":[{"type":"function"}])", "tools"},
         {R"("tools":[{"type":"function","function":{"name":""}}])", "tools"},
         {R"("tools":[{"type":"function","function":{"name":"f","parameters":5}}])", "tools"},
+        {R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"array"}}}])", "tools"},
+        {R"("tools":[{"type":"function","function":{"name":"f","strict":"yes"}}])", "tools"},
+        {R"("tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":["object","null"]}}}])", ""},
         {R"("tool_choice":"auto")", "tool_choice"},
         {R"("tool_choice":"none")", ""},
         {R"("tool_choice":null)", ""},
@@ -373,6 +394,7 @@ TEST(ParseRequest, ToolChoiceNoneHidesTheTools) {
     EXPECT_EQ(parse_chat_request(chat(tools), {})->tools_json,
               R"([{"type":"function","function":{"name":"f","parameters":{"z":1.0,"a":2}}}])");
     EXPECT_EQ(parse_chat_request(chat(tools + R"(,"tool_choice":"none")"), {})->tools_json, "");
+    EXPECT_EQ(parse_chat_request(chat(tools), {})->tool_use.tools[0].parameters_json, R"({"z":1.0,"a":2,"type":"object"})") << "a call's arguments are an object in any case";
 }
 
 // ---- JSON rules ----

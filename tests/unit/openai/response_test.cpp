@@ -582,6 +582,29 @@ TEST(ReasoningSplitter, Rows) {
     }
 }
 
+/// What may stand beside a tag is held back, byte after byte; a square of this size would take minutes.
+TEST(ReasoningSplitter, HeldTextIsLookedAtOnce) {
+    constexpr size_t kTimes = 500'000;
+    const auto split = [&](Reasoning mode, std::string_view before, std::string_view byte, std::string_view end) {
+        ReasoningSplitter splitter(mode);
+        std::string reasoning, content;
+        const auto add = [&](const ReasoningSplitter::Parts& parts) {
+            reasoning += parts.reasoning;
+            content += parts.content;
+        };
+        add(splitter.push(before));
+        for (size_t i = 0; i < kTimes; ++i) add(splitter.push(byte));
+        add(splitter.push(end));
+        add(splitter.finish());
+        return std::pair(reasoning, content);
+    };
+    const std::string lines(kTimes, '\n'), blanks(kTimes, ' ');
+    EXPECT_EQ(split(Reasoning::kOpen, "a", "\n", "b"), std::pair("a" + lines + "b", std::string()));
+    EXPECT_EQ(split(Reasoning::kOpen, "a", "\n", "</think>b"), std::pair(std::string("a"), std::string("b")));
+    EXPECT_EQ(split(Reasoning::kDetect, "", " ", "b"), std::pair(std::string(), blanks + "b"));
+    EXPECT_EQ(split(Reasoning::kDetect, "", " ", "<think>b"), std::pair(std::string("b"), std::string()));
+}
+
 TEST(ResponseBuilder, ReasoningGoesToItsOwnField) {
     ResponseOptions options = base(true, false);
     options.reasoning = Reasoning::kDetect;

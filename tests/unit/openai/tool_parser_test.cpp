@@ -243,6 +243,56 @@ TEST(ToolParser, HostileTextIsBounded) {
     EXPECT_EQ(parse(ToolFormat::kMistral, {name}).content, name);
 }
 
+std::string repeated(std::string_view text, size_t times) {
+    std::string out;
+    for (size_t i = 0; i < times; ++i) out += text;
+    return out;
+}
+
+/// Sizes at which work that grows with the square of the text would take many minutes.
+TEST(ToolParser, WorkGrowsWithTheTextAlone) {
+    constexpr size_t kTimes = 400'000;
+    const std::pair<ToolFormat, std::string> texts[] = {
+        {ToolFormat::kHermes, repeated("<tool_call>", kTimes)},
+        {ToolFormat::kHermes, repeated("<tool_call>{}</tool_call>\n", kTimes)},
+        {ToolFormat::kHermes, repeated("<tool_call>{\"name\": \"rm\", \"arguments\": {}} ", kTimes)},
+        {ToolFormat::kMistral, repeated("[TOOL_CALLS] [", kTimes)},
+        {ToolFormat::kMistral, repeated("[TOOL_CALLS]rm[ARGS]{", kTimes)},
+        {ToolFormat::kLlama3, "{\"name\": " + repeated("<|python_tag|>{", kTimes)},
+    };
+    for (const auto& [format, text] : texts) EXPECT_EQ(parse(format, {text}).content, text) << text.substr(0, 20);
+    const std::string call = "<tool_call>{\"name\":\"clock\",\"arguments\":{}}</tool_call> ";
+    EXPECT_EQ(parse(ToolFormat::kHermes, {repeated(call, kTimes / 4)}).calls.size(), kTimes / 4);
+}
+
+/// White space that may come before a call is held back, byte after byte.
+TEST(ToolParser, WhiteSpaceIsLookedAtOnce) {
+    constexpr size_t kBlanks = 1'000'000;
+    const std::string call = "{\"name\":\"clock\",\"arguments\":{}}";
+    const auto blanks_then = [&](const char* before, const std::string& end) {
+        std::vector<std::string> pieces{before};
+        pieces.resize(kBlanks + 1, " ");
+        pieces.push_back(end);
+        return pieces;
+    };
+    const std::string blanks(kBlanks, ' ');
+    EXPECT_EQ(parse(ToolFormat::kHermes, blanks_then("a", "b")).content, "a" + blanks + "b");
+    EXPECT_EQ(parse(ToolFormat::kHermes, blanks_then("a", "<tool_call>" + call)), (Found{"a", {{"clock", "{}"}}}));
+    EXPECT_EQ(parse(ToolFormat::kHermes, blanks_then("<tool_call>", "x")).content, "<tool_call>" + blanks + "x");
+    EXPECT_EQ(parse(ToolFormat::kHermes, blanks_then(("<tool_call>" + call).c_str(), "x")), (Found{"x", {{"clock", "{}"}}}));
+    EXPECT_EQ(parse(ToolFormat::kLlama3, blanks_then("", "x")).content, blanks + "x");
+    EXPECT_EQ(parse(ToolFormat::kLlama3, blanks_then("", "")).content, blanks);
+    EXPECT_EQ(parse(ToolFormat::kLlama3, blanks_then("<|python_tag|>", call)), (Found{"", {{"clock", "{}"}}}));
+}
+
+TEST(ToolFormat, NamesOfOtherServersMeanTheSame) {
+    for (const char* name : {"hermes", "qwen", "qwen25", "qwen2.5", "qwen3"}) EXPECT_EQ(tool_format_by_name(name), ToolFormat::kHermes) << name;
+    for (const char* name : {"llama3_json", "llama4_json", "llama3", "llama3.1", "llama"}) EXPECT_EQ(tool_format_by_name(name), ToolFormat::kLlama3) << name;
+    EXPECT_EQ(tool_format_by_name("mistral"), ToolFormat::kMistral);
+    for (const char* name : {"pythonic", "qwen3_coder", "qwen3_xml", "deepseek_v3", "", "Hermes"}) EXPECT_FALSE(tool_format_by_name(name)) << name;
+    for (const char* name : {"hermes", "llama3_json", "mistral", "none", "qwen3"}) EXPECT_NE(tool_format_names().find(name), std::string::npos);
+}
+
 TEST(ToolFormat, IsReadFromTheTemplate) {
     EXPECT_EQ(tool_format_of_template("… <tool_call> …"), ToolFormat::kHermes);
     EXPECT_EQ(tool_format_of_template("{{ '[TOOL_CALLS]' }}"), ToolFormat::kMistral);
