@@ -1,21 +1,20 @@
 #include "grammar/charset.hpp"
 
 #include <algorithm>
+#include <string>
+
+#include "baton/base/utf8.hpp"
 
 namespace baton::grammar {
 namespace {
 
 constexpr uint32_t kSurrogateFirst = 0xD800, kSurrogateLast = 0xDFFF;
 
-std::array<uint8_t, 4> utf8(uint32_t c, uint32_t size) {
+std::array<uint8_t, 4> utf8(uint32_t c) {
+    std::string text;
+    append_utf8(text, c);
     std::array<uint8_t, 4> out{};
-    if (size == 1) {
-        out[0] = static_cast<uint8_t>(c);
-        return out;
-    }
-    constexpr std::array<uint8_t, 5> kLead{0, 0, 0xC0, 0xE0, 0xF0};
-    for (uint32_t i = size; i-- > 1; c >>= 6) out[i] = static_cast<uint8_t>(0x80 | (c & 0x3F));
-    out[0] = static_cast<uint8_t>(kLead[size] | c);
+    text.copy(reinterpret_cast<char*>(out.data()), out.size());
     return out;
 }
 
@@ -34,7 +33,7 @@ void split(uint32_t first, uint32_t last, uint32_t size, std::vector<ByteRanges>
             return split(last & ~mask, last, size, out);
         }
     }
-    out.push_back({size, utf8(first, size), utf8(last, size)});
+    out.push_back({size, utf8(first), utf8(last)});
 }
 
 }  // namespace

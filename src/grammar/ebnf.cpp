@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "baton/base/utf8.hpp"
 #include "grammar/descent.hpp"
 #include "grammar/json_schema.hpp"
 #include "grammar/regex.hpp"
@@ -169,7 +170,7 @@ class Reader final : Descent {
         std::string out;
         while (more() && text_[at_] != quote) {
             BATON_TRY_ASSIGN(const uint32_t c, character());
-            append_char(out, c);
+            append_utf8(out, c);
         }
         if (!more()) return bad("a text without its closing quote");
         ++at_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "baton/base/encoding.hpp"
+#include "baton/base/utf8.hpp"
 #include "grammar/json_text.hpp"
 #include "grammar/regex.hpp"
 #include "grammar/schema_merge.hpp"
@@ -225,7 +226,7 @@ class SchemaReader {
             for (const char* key : {"pattern", "format"})
                 if (s.contains(key)) return schema_unsupported(path, std::string(key) + " next to enum");
             const auto& t = v.get_ref<const std::string&>();
-            const auto length = static_cast<double>(std::ranges::count_if(t, [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
+            const auto length = static_cast<double>(count_utf8(t));
             return !(bound("minLength") && length < *bound("minLength")) && !(bound("maxLength") && length > *bound("maxLength"));
         }
         if (v.is_array() || v.is_object()) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "baton/base/utf8.hpp"
 #include "grammar/descent.hpp"
 
 namespace baton::grammar {
@@ -254,37 +255,10 @@ class Reader final : Descent {
 }  // namespace
 
 uint32_t next_char(std::string_view text, size_t& at) {
-    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0u; };
-    const uint32_t b = byte(at);
-    const uint32_t n = b < 0x80 ? 1 : b >= 0xC2 && b < 0xE0 ? 2 : b >= 0xE0 && b < 0xF0 ? 3 : b >= 0xF0 && b < 0xF5 ? 4 : 0;
-    if (n == 0 || at >= text.size()) return kNoChar;
-    uint32_t c = n == 1 ? b : b & (0x7Fu >> n);
-    for (uint32_t i = 1; i < n; ++i) {
-        if ((byte(at + i) & 0xC0) != 0x80) return kNoChar;
-        c = c << 6 | (byte(at + i) & 0x3F);
-    }
-    constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
-    if (c < kLeast[n] || c > kCharMax || (c >= 0xD800 && c <= 0xDFFF)) return kNoChar;
-    at += n;
-    return c;
-}
-
-void append_char(std::string& out, uint32_t c) {
-    if (c < 0x80) {
-        out += static_cast<char>(c);
-    } else if (c < 0x800) {
-        out += static_cast<char>(0xC0 | c >> 6);
-        out += static_cast<char>(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-        out += static_cast<char>(0xE0 | c >> 12);
-        out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
-        out += static_cast<char>(0x80 | (c & 0x3F));
-    } else {
-        out += static_cast<char>(0xF0 | c >> 18);
-        out += static_cast<char>(0x80 | (c >> 12 & 0x3F));
-        out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
-        out += static_cast<char>(0x80 | (c & 0x3F));
-    }
+    if (valid_utf8_length(text, at) == 0) return kNoChar;
+    const CodePoint c = decode_utf8(text, at);
+    at += c.length;
+    return c.code;
 }
 
 ExprId spell_raw(ExprPool& pool, const CharSet& set) { return pool.chars(set); }

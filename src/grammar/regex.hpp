@@ -24,7 +24,5 @@ using Spelling = std::function<ExprId(ExprPool&, const CharSet&)>;
 inline constexpr uint32_t kNoChar = UINT32_MAX;
 /// The character at `at` of UTF-8 text, and moves on; kNoChar where it is none.
 [[nodiscard]] uint32_t next_char(std::string_view text, size_t& at);
-/// Appends a character as UTF-8.
-void append_char(std::string& out, uint32_t c);
 
 }  // namespace baton::grammar

@@ -1,7 +1,10 @@
 #include "baton/grammar/vocabulary.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
+
+#include "baton/base/utf8.hpp"
 
 namespace baton::grammar {
 namespace {
@@ -11,27 +14,14 @@ constexpr uint32_t kBytesMax = 4096; ///< longer tokens are never allowed
 constexpr char kSpecialMark = '\xFF';  ///< before and after a control token's spelling
 
 /// The number of characters of plain text, or 0 where it is none.
-uint32_t plain_chars(std::span<const uint8_t> text) {
+uint32_t plain_chars(std::span<const uint8_t> bytes) {
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     uint32_t chars = 0;
     for (size_t i = 0; i < text.size(); ++chars) {
-        const uint8_t b = text[i];
-        const auto follows = [&](size_t n, uint8_t low, uint8_t high) {
-            if (text.size() - i < n + 1 || text[i + 1] < low || text[i + 1] > high) return false;
-            for (size_t k = 2; k <= n; ++k)
-                if (text[i + k] < 0x80 || text[i + k] > 0xBF) return false;
-            i += n + 1;
-            return true;
-        };
-        if (b >= 0x20 && b < 0x7F && b != '"' && b != '\\') ++i;
-        else if (b >= 0xC2 && b <= 0xDF) {
-            if (!follows(1, 0x80, 0xBF)) return 0;
-        } else if (b >= 0xE0 && b <= 0xEF) {
-            if (!follows(2, b == 0xE0 ? 0xA0 : 0x80, b == 0xED ? 0x9F : 0xBF)) return 0;
-        } else if (b >= 0xF0 && b <= 0xF4) {
-            if (!follows(3, b == 0xF0 ? 0x90 : 0x80, b == 0xF4 ? 0x8F : 0xBF)) return 0;
-        } else {
-            return 0;
-        }
+        const uint8_t b = bytes[i];
+        const size_t length = valid_utf8_length(text, i);
+        if (length == 0 || b < 0x20 || b == 0x7F || b == '"' || b == '\\') return 0;
+        i += length;
     }
     return chars <= kCharsMax ? chars : 0;
 }

@@ -4,33 +4,16 @@
 #include <optional>
 
 #include "baton/base/encoding.hpp"
+#include "baton/base/utf8.hpp"
 #include "http/request_parser.hpp"
 
 namespace baton::http {
 namespace {
 
-/// Length of the valid UTF-8 character at `pos`, or 0.
-size_t utf8_length(std::string_view text, size_t pos) {
-    const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-    const uint8_t lead = at(pos);
-    if (lead < 0x80) return 1;
-    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || pos + length > text.size()) return 0;
-    for (size_t i = 1; i < length; ++i) {
-        if ((at(pos + i) & 0xC0) != 0x80) return 0;
-    }
-    const uint8_t second = at(pos + 1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) {
-        return 0;
-    }
-    return length;
-}
-
 bool is_clean_text(std::string_view text) {
     for (size_t pos = 0; pos < text.size();) {
         const auto byte = static_cast<uint8_t>(text[pos]);
-        const size_t length = utf8_length(text, pos);
+        const size_t length = valid_utf8_length(text, pos);
         if (length == 0 || byte < 0x20 || byte == 0x7F) return false;
         pos += length;
     }

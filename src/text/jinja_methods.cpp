@@ -109,8 +109,7 @@ Value str_find(Vm& vm, const Value& self, Args& args) {
         return Raise ? vm.error("substring not found") : Value::of_int(-1);
     if (text.ascii()) return Value::of_int(static_cast<int64_t>(at));
     return Value::of_int(
-        std::count_if(text.text.begin(), text.text.begin() + static_cast<ptrdiff_t>(at),
-                      [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
+        static_cast<int64_t>(count_utf8(std::string_view(text.text).substr(0, at))));
 }
 
 Value str_count(Vm& vm, const Value& self, Args& args) {
@@ -122,9 +121,7 @@ Value str_count(Vm& vm, const Value& self, Args& args) {
     if (!byte_range(vm, self.str(), a[1], a[2], begin, end)) return Value::of_int(0);
     const std::string_view area = std::string_view(self.text()).substr(begin, end - begin);
     if (wanted->text.empty()) {
-        return Value::of_int(1 + std::count_if(area.begin(), area.end(), [](char c) {
-                                 return (static_cast<uint8_t>(c) & 0xC0) != 0x80;
-                             }));
+        return Value::of_int(1 + static_cast<int64_t>(count_utf8(area)));
     }
     int64_t count = 0;
     for (size_t pos = 0; vm.spend(); ++count) {

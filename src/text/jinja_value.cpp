@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "baton/base/utf8.hpp"
+
 namespace baton::text::jinja {
 namespace {
 
@@ -15,18 +17,13 @@ uint32_t deepest(const std::vector<Value>& values) {
     return depth;
 }
 
-size_t count_chars(std::string_view text) {
-    return static_cast<size_t>(std::count_if(
-        text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
-}
-
 }  // namespace
 
 StrObject::StrObject(Budget* b, std::string t, std::vector<TaintRange> ranges, bool is_markup)
     : Object(b, sizeof(StrObject) + t.size() + ranges.size() * sizeof(TaintRange)),
       text(std::move(t)),
       taint(std::move(ranges)),
-      chars(count_chars(text)),
+      chars(count_utf8(text)),
       markup(is_markup) {}
 
 SeqObject::SeqObject(Budget* b, std::vector<Value> values)

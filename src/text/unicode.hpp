@@ -6,26 +6,12 @@
 #include <string>
 #include <string_view>
 
+#include "baton/base/utf8.hpp"
+
 namespace baton::text {
 
-/// Length of the valid UTF-8 character at `pos` (1–4), or 0 where there is none.
-[[nodiscard]] size_t valid_utf8_length(std::string_view text, size_t pos);
-/// True when all of `text` is valid UTF-8.
-[[nodiscard]] bool is_valid_utf8(std::string_view text);
-/// Appends one code point.
-void append_utf8(std::string& out, uint32_t code);
 /// `text` with each maximal invalid subpart replaced by U+FFFD.
 [[nodiscard]] std::string replace_invalid_utf8(std::string_view text);
-
-/// One decoded character.
-struct CodePoint {
-    uint32_t code = 0;
-    uint32_t length = 0;  ///< bytes
-};
-/// The character at `pos` of valid UTF-8; `pos` must be on a character.
-[[nodiscard]] CodePoint decode_utf8(std::string_view text, size_t pos);
-/// Start of the character that ends before `pos` (`pos` > 0) in valid UTF-8.
-[[nodiscard]] size_t previous_utf8(std::string_view text, size_t pos);
 
 // Unicode classes, from utf8proc's tables, completed to Unicode 16.
 inline constexpr uint8_t kLetter = 1;        ///< \p{L}
