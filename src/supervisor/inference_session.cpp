@@ -94,6 +94,7 @@ void InferenceSession::on_tokens(uint32_t choice, const pd::Deliver& deliver) {
         last_token_ = std::chrono::steady_clock::now();
         if (tokens_ == 0) first_token_ = last_token_;
         tokens_ += deliver.tokens.size();
+        saw(deliver.stages);
     }
     std::vector<wire::Token>& tokens = held_[choice];
     // A stop id may be the end of the sequence, which hides it: End, which follows at once, decides.
@@ -109,14 +110,23 @@ void InferenceSession::on_tokens(uint32_t choice, const pd::Deliver& deliver) {
     if (!now.empty()) apply(choice, builder_.push(choice, now, wire::Finish::kNone));
 }
 
+/// What is known of choice 0. One that a stop string ends is not heard of again.
+void InferenceSession::saw(const pd::Stages& stages) {
+    const bool elsewhere = stages.decode_replica != stages_.decode_replica || stages.prefill_replica != stages_.prefill_replica;
+    stages_ = stages;
+    if (!elsewhere) return;
+    if (stages.decode_replica) last_replica_ = static_cast<int64_t>(stages.decode_replica.value) - 1;
+    for (const ReplicaId r : {stages.prefill_replica, stages.decode_replica})
+        if (r) replicas_.insert(r.value - 1);
+}
+
 void InferenceSession::on_end(uint32_t choice, const pd::End& end) {
     ids_[choice] = {};
     if (done_ || choice_done_[choice]) return;  // a choice that a stop string ended was aborted by us
+    if (choice == 0) saw(end.stages);
     for (const ReplicaId r : end.served_by) replicas_.insert(r.value - 1);
-    if (!end.served_by.empty()) {
-        if (choice == 0) first_replica_ = static_cast<int64_t>(end.served_by.front().value) - 1;
-        last_replica_ = static_cast<int64_t>(end.served_by.back().value) - 1;
-    }
+    if (!end.served_by.empty()) last_replica_ = static_cast<int64_t>(end.served_by.back().value) - 1;
+    if (end.stages.decode_replica) last_replica_ = static_cast<int64_t>(end.stages.decode_replica.value) - 1;
     if (end.finish == wire::Finish::kNone) return fail(end.error);
     const std::vector<wire::Token> last = std::move(held_[choice]);
     held_[choice].clear();
@@ -236,8 +246,11 @@ double InferenceSession::decode_s() const { return std::chrono::duration<double>
 /// What is known of choice 0.
 std::string InferenceSession::timings() const {
     Json out = Json::object();
-    if (first_replica_ >= 0) out["prefill_replica"] = first_replica_;
-    if (last_replica_ >= 0) out["decode_replica"] = last_replica_;
+    if (stages_.prefill_replica) out["prefill_replica"] = stages_.prefill_replica.value - 1;
+    if (stages_.decode_replica) out["decode_replica"] = stages_.decode_replica.value - 1;
+    const std::pair<const char*, int64_t> stages[] = {{"queue_ms", stages_.queue_us}, {"prefill_ms", stages_.prefill_us}, {"handoff_ms", stages_.handoff_us}};
+    for (const auto& [name, us] : stages)
+        if (us >= 0) out[name] = static_cast<double>(us) / 1000;
     if (tokens_ > 0) out["ttft_ms"] = ttft_s() * 1000;
     if (tokens_ > 1) {
         out["decode_ms"] = decode_s() * 1000;

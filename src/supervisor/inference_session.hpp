@@ -50,6 +50,7 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     void score(std::vector<std::vector<TokenId>> prompts, int32_t top);
     void run_sequences();
     void on_tokens(uint32_t choice, const pd::Deliver& deliver);
+    void saw(const pd::Stages& stages);
     void on_end(uint32_t choice, const pd::End& end);
     void apply(uint32_t choice, openai::ResponseBuilder::Update update);
     void begin_stream();
@@ -73,6 +74,7 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     TimeMs deadline_;
     std::chrono::steady_clock::time_point first_token_{}, last_token_{};  ///< of choice 0
     uint64_t tokens_ = 0;                                                 ///< of choice 0
+    pd::Stages stages_;                                                   ///< of choice 0
     int32_t prompt_top_;  ///< see ResponseOptions::prompt_top()
     uint32_t choices_per_prompt_;
     openai::ResponseBuilder builder_;
@@ -82,7 +84,7 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     std::vector<std::vector<wire::Token>> held_;  ///< by choice: a token that may be hidden
     std::vector<bool> choice_done_;
     std::set<uint64_t> replicas_;
-    int64_t first_replica_ = -1, last_replica_ = -1;  ///< that had a sequence of it when it ended
+    int64_t last_replica_ = -1;  ///< that gave a token of it, or had a sequence of it when it ended
     uint64_t tokens_max_ = 0;
     boost::asio::steady_timer commit_timer_;
     bool began_ = false;
