@@ -85,6 +85,8 @@ class Change {
     [[nodiscard]] std::optional<double> quantile_of(const std::string& name, double q, const Labels& where) const {
         return quantile(before_.metrics, now_.metrics, name, q, where);
     }
+    /// Mean of what a histogram took in.
+    [[nodiscard]] std::optional<double> mean_of(const std::string& name, const Labels& where) const { return each(name + "_sum", name + "_count", where); }
     [[nodiscard]] std::optional<double> value(const std::string& name, const Labels& where) const { return now_.metrics.sum(name, where); }
 
   private:
@@ -98,21 +100,31 @@ Json number_or_null(const std::optional<double>& value) { return value ? Json(*v
 Json row_of(const Json& instance, const Change& change) {
     const std::string uid = text_of(instance, "model_uid");
     const Labels of{{"model_uid", uid}};
-    const auto exposed = change.each("baton_handoff_exposed_seconds_total", "baton_handoffs_total", of);
+    const auto stage = [&](const char* name, double q) {
+        return number_or_null(change.quantile_of("baton_stage_seconds", q, {{"model_uid", uid}, {"stage", name}}));
+    };
     return {{"model_uid", uid},
             {"status", text_of(instance, "status")},
             {"requests_per_second", number_or_null(change.rate("baton_requests_total", of))},
             {"running", number_or_null(change.value("baton_requests_running", of))},
             {"waiting", number_or_null(change.value("baton_requests_waiting", of))},
+            {"queued", number_or_null(change.value("baton_queue_depth", of))},
             {"ttft_p50_s", number_or_null(change.quantile_of("baton_ttft_seconds", 0.5, of))},
             {"ttft_p95_s", number_or_null(change.quantile_of("baton_ttft_seconds", 0.95, of))},
+            {"queue_p50_s", stage("queue", 0.5)},
+            {"queue_p95_s", stage("queue", 0.95)},
+            {"prefill_p50_s", stage("prefill", 0.5)},
+            {"prefill_p95_s", stage("prefill", 0.95)},
             {"tpot_p50_s", number_or_null(change.quantile_of("baton_tpot_seconds", 0.5, of))},
             {"tpot_p95_s", number_or_null(change.quantile_of("baton_tpot_seconds", 0.95, of))},
             {"output_tokens_per_second", number_or_null(change.rate("baton_generated_tokens_total", of))},
             {"prompt_tokens_per_second", number_or_null(change.rate("baton_prefill_tokens_total", of))},
             {"cached_share", number_or_null(change.each("baton_cached_tokens_total", "baton_prompt_tokens_total", of))},
             {"handoffs_per_second", number_or_null(change.rate("baton_handoffs_total", of))},
-            {"handoff_exposed_s", number_or_null(exposed)}};
+            {"handoff_p50_s", stage("handoff", 0.5)},
+            {"handoff_p95_s", stage("handoff", 0.95)},
+            {"handoff_exposed_s", number_or_null(change.mean_of("baton_stage_seconds", {{"model_uid", uid}, {"stage", "handoff"}}))},
+            {"handoff_added_s", number_or_null(change.mean_of("baton_handoff_added_seconds", of))}};
 }
 
 Json replica_row(const std::string& uid, const Json& replica, const Change& change) {
@@ -131,6 +143,7 @@ Json replica_row(const std::string& uid, const Json& replica, const Change& chan
             {"waiting", number_or_null(change.value("baton_replica_waiting", of))},
             {"prompt_tokens_per_second", number_or_null(change.rate("baton_prefill_tokens_total", of))},
             {"output_tokens_per_second", number_or_null(change.rate("baton_generated_tokens_total", of))},
+            {"batch", number_or_null(change.mean_of("baton_engine_step_sequences", of))},
             {"kv_in_use", number_or_null(blocks && *blocks > 0 ? std::optional(held / *blocks) : std::nullopt)}};
 }
 
@@ -170,16 +183,16 @@ std::string percent(const Json& row, const char* key) {
 }
 
 std::string screen(const std::string& endpoint, const Json& all, size_t columns) {
-    Table models{{{"MODEL"}, {"STATE"}, {"REQ/S", true}, {"RUN", true}, {"WAIT", true}, {"TTFT MS P50", true}, {"P95", true}, {"TPOT MS P50", true}, {"P95", true},
-                  {"TOK/S", true}, {"PROMPT/S", true}, {"CACHED", true}, {"HAND-OFFS/S", true}, {"EXPOSED MS", true}},
+    Table models{{{"MODEL"}, {"STATE"}, {"REQ/S", true}, {"RUN", true}, {"QUEUE", true}, {"TTFT MS P50", true}, {"P95", true}, {"QUEUE MS", true}, {"PREFILL MS", true},
+                  {"TPOT MS P50", true}, {"P95", true}, {"TOK/S", true}, {"PROMPT/S", true}, {"CACHED", true}, {"HAND-OFFS/S", true}, {"EXPOSED MS", true}},
                  {}};
-    Table replicas{{{"REPLICA"}, {"ROLE"}, {"STATE"}, {"DEVICE"}, {"RUN", true}, {"WAIT", true}, {"PROMPT/S", true}, {"TOK/S", true}, {"KV", true}, {"WORKER"}}, {}};
+    Table replicas{{{"REPLICA"}, {"ROLE"}, {"STATE"}, {"DEVICE"}, {"RUN", true}, {"WAIT", true}, {"BATCH", true}, {"PROMPT/S", true}, {"TOK/S", true}, {"KV", true}, {"WORKER"}}, {}};
     for (const Json& m : all.at("models")) {
-        models.rows.push_back({text_of(m, "model_uid"), text_of(m, "status"), plain(m, "requests_per_second", 1), plain(m, "running"), plain(m, "waiting"), ms(m, "ttft_p50_s"),
-                               ms(m, "ttft_p95_s"), ms(m, "tpot_p50_s"), ms(m, "tpot_p95_s"), plain(m, "output_tokens_per_second"), plain(m, "prompt_tokens_per_second"),
+        models.rows.push_back({text_of(m, "model_uid"), text_of(m, "status"), plain(m, "requests_per_second", 1), plain(m, "running"), plain(m, "queued"), ms(m, "ttft_p50_s"),
+                               ms(m, "ttft_p95_s"), ms(m, "queue_p50_s"), ms(m, "prefill_p50_s"), ms(m, "tpot_p50_s"), ms(m, "tpot_p95_s"), plain(m, "output_tokens_per_second"), plain(m, "prompt_tokens_per_second"),
                                percent(m, "cached_share"), plain(m, "handoffs_per_second", 1), ms(m, "handoff_exposed_s")});
         for (const Json& r : m.at("replicas"))
-            replicas.rows.push_back({text_of(r, "replica_uid"), text_of(r, "role"), text_of(r, "status"), text_of(r, "device"), plain(r, "running"), plain(r, "waiting"),
+            replicas.rows.push_back({text_of(r, "replica_uid"), text_of(r, "role"), text_of(r, "status"), text_of(r, "device"), plain(r, "running"), plain(r, "waiting"), plain(r, "batch", 1),
                                      plain(r, "prompt_tokens_per_second"), plain(r, "output_tokens_per_second"), percent(r, "kv_in_use"), text_of(r, "worker_address")});
     }
     std::string text = endpoint + "  up " + plain(all, "uptime_s") + " s, workers " + plain(all, "workers") + "\n\n";

@@ -624,6 +624,8 @@ void Deployment::pump() {
                 SequenceEvents events = std::move(it->second);
                 sequences_.erase(it);
                 if (events.end) events.end(*end);
+            } else if (const auto* again = std::get_if<pd::Retried>(&action)) {
+                log::warn("request.retried", {{"req", again->request_id}, {"model_uid", uid()}, {"attempt", again->attempt}, {"reason", again->reason}});
             }
         }
         if (!router_) break;
@@ -652,6 +654,10 @@ double Deployment::progress() const {
     for (const Slot& s : slots_) up += s.state == SlotState::kUp ? 1 : 0;
     const double loaded = slots_.empty() ? 0.0 : 0.95 * static_cast<double>(up) / static_cast<double>(slots_.size());
     return download.begun() ? 0.5 * download.fraction() + 0.5 * loaded : loaded;
+}
+
+std::optional<pd::Phase> Deployment::phase_of(SequenceId id) const {
+    return router_ ? router_->phase_of(id) : std::nullopt;
 }
 
 pd::RouterStats Deployment::router_stats() const {

@@ -2,6 +2,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -147,6 +148,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] int64_t created_unix() const { return created_unix_; }
     [[nodiscard]] double progress() const;
     [[nodiscard]] pd::RouterStats router_stats() const;
+    /// Of a sequence that runs; nothing where it does not.
+    [[nodiscard]] std::optional<pd::Phase> phase_of(SequenceId id) const;
     [[nodiscard]] bool has_router() const { return router_ != nullptr; }
 
     /// HTTP requests that hold a slot of request_limits. Shared with what holds them, which ends on other threads.
@@ -155,6 +158,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] std::optional<uint64_t> in_flight_max() const;
     RequestMetrics metrics;
     Histogram ttft{kLatencyBounds}, tpot{kLatencyBounds};  ///< seconds: to the first token, between two tokens on average
+    StageSeconds stages;
+    std::array<uint64_t, 4> aborts_by_phase{};  ///< requests, by how far the furthest of their sequences was (pd::Phase)
     uint64_t requests_ok = 0, requests_error = 0, requests_aborted = 0, prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
 
   private:

@@ -24,6 +24,7 @@ InferenceSession::InferenceSession(boost::asio::io_context& control, StreamFlush
       stop_ids_(p.response.stop_ids),
       stream_(p.response.generation.stream),
       started_(p.started),
+      trace_(std::move(p.trace)),
       deadline_(steady_now() + limits::kRequestTimeoutMs),
       prompt_top_(p.response.prompt_top()),
       choices_per_prompt_(p.response.generation.n),
@@ -74,6 +75,7 @@ void InferenceSession::score(std::vector<std::vector<TokenId>> prompts, int32_t 
 
 void InferenceSession::run_sequences() {
     const auto self = shared_from_this();
+    submitted_ = std::chrono::steady_clock::now();
     std::vector<wire::Sequence> sequences = std::move(sequences_);
     for (uint32_t c = 0; c < sequences.size() && !done_; ++c) {
         if (sequences[c].sampling.max_tokens == 0) {
@@ -93,6 +95,7 @@ void InferenceSession::on_tokens(uint32_t choice, const pd::Deliver& deliver) {
     if (choice == 0) {
         last_token_ = std::chrono::steady_clock::now();
         if (tokens_ == 0) first_token_ = last_token_;
+        if (tokens_ < 2) second_token_ = last_token_;
         tokens_ += deliver.tokens.size();
         saw(deliver.stages);
     }
@@ -181,8 +184,9 @@ void InferenceSession::fail(const Error& error) {
         respond_error(*exchange_, shown);
     }
     if (error.code == ErrorCode::kAborted) {
-        ++deployment_->requests_aborted;
+        count_abort();
     } else {
+        error_ = error.message;
         ++deployment_->requests_error;
         ++deployment_->metrics[last_replica_].errors;
     }
@@ -192,7 +196,7 @@ void InferenceSession::fail(const Error& error) {
 void InferenceSession::abort(std::string_view reason, bool client_gone) {
     if (done_) return;
     if (client_gone) {
-        ++deployment_->requests_aborted;
+        count_abort();
         close(reason);
     } else {
         fail({ErrorCode::kAborted, "the request has been aborted: " + key_.second, ""});
@@ -211,8 +215,10 @@ void InferenceSession::close(std::string_view outcome) {
     std::string served;
     for (const uint64_t r : replicas_) served += (served.empty() ? "" : ",") + std::to_string(r);
     log::info("request.done", {{"req", key_.second},
+                               {trace_.empty() ? "" : "trace", trace_},
                                {"model_uid", key_.first},
                                {"outcome", outcome},
+                               {error_.empty() ? "" : "reason", error_},
                                {"prompt_tokens", usage.prompt_tokens},
                                {"completion_tokens", usage.completion_tokens},
                                {"cached_tokens", usage.cached_tokens},
@@ -234,7 +240,40 @@ void InferenceSession::count(const openai::Usage& usage, TimeMs now) {
     }
     if (tokens_ > 1) deployment_->tpot.observe(decode_s() / static_cast<double>(tokens_ - 1));
     m.duration.observe(seconds(now));
+    count_stages();
     deployment_->cached_tokens += usage.cached_tokens;
+}
+
+/// Where the time of choice 0 went: once a request, as far as it came.
+void InferenceSession::count_stages() {
+    if (tokens_ == 0) return;
+    constexpr double kMicroseconds = 1e6;
+    const auto between = [](auto from, auto to) { return std::max(0.0, std::chrono::duration<double>(to - from).count()); };
+    const std::chrono::steady_clock::time_point started{std::chrono::milliseconds(started_.ms)};
+    StageSeconds& s = deployment_->stages;
+    s.prepare.observe(between(started, submitted_));
+    if (stages_.queue_us >= 0) s.queue.observe(static_cast<double>(stages_.queue_us) / kMicroseconds);
+    if (stages_.prefill_us >= 0) s.prefill.observe(static_cast<double>(stages_.prefill_us) / kMicroseconds);
+    const bool handed = stages_.handoff_us >= 0;
+    const double handoff = handed ? static_cast<double>(stages_.handoff_us) / kMicroseconds : 0;
+    if (handed) s.handoff.observe(handoff);
+    if (tokens_ < 2) return;
+    s.decode.observe(std::max(0.0, decode_s() - handoff));
+    const double first = between(first_token_, second_token_);
+    s.first_gap.observe(first);
+    if (tokens_ < 3) return;
+    const double later = between(second_token_, last_token_) / static_cast<double>(tokens_ - 2);
+    s.later_gap.observe(later);
+    if (handed) s.handoff_added.observe(std::max(0.0, first - later));
+}
+
+/// Before the sequences end: the furthest of them says where the request was.
+void InferenceSession::count_abort() {
+    pd::Phase furthest = scores_ ? pd::Phase::kPrefill : pd::Phase::kQueued;
+    for (const SequenceId id : ids_)
+        if (id) furthest = std::max(furthest, deployment_->phase_of(id).value_or(pd::Phase::kQueued));
+    ++deployment_->requests_aborted;
+    ++deployment_->aborts_by_phase[static_cast<size_t>(furthest)];
 }
 
 double InferenceSession::ttft_s() const {

@@ -27,6 +27,7 @@ struct PreparedRequest {
     std::vector<wire::Sequence> sequences;  ///< one a choice
     std::string request_id;
     bool id_from_client = false;
+    std::string trace;  ///< "" none (http::trace_id)
     TimeMs started;
 };
 
@@ -57,6 +58,8 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     void finish();
     void close(std::string_view outcome);
     void count(const openai::Usage& usage, TimeMs now);
+    void count_stages();
+    void count_abort();
     [[nodiscard]] std::string timings() const;
     [[nodiscard]] double ttft_s() const;
     [[nodiscard]] double decode_s() const;
@@ -71,8 +74,10 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     std::vector<TokenId> stop_ids_;          ///< in order
     bool stream_;
     TimeMs started_;
+    const std::string trace_;
     TimeMs deadline_;
-    std::chrono::steady_clock::time_point first_token_{}, last_token_{};  ///< of choice 0
+    std::chrono::steady_clock::time_point submitted_{};                                   ///< to the router
+    std::chrono::steady_clock::time_point first_token_{}, second_token_{}, last_token_{};  ///< of choice 0
     uint64_t tokens_ = 0;                                                 ///< of choice 0
     pd::Stages stages_;                                                   ///< of choice 0
     int32_t prompt_top_;  ///< see ResponseOptions::prompt_top()
@@ -89,6 +94,7 @@ class InferenceSession : public std::enable_shared_from_this<InferenceSession> {
     boost::asio::steady_timer commit_timer_;
     bool began_ = false;
     bool done_ = false;
+    std::string error_;  ///< why it failed; "" it did not
 };
 
 }  // namespace baton::supervisor

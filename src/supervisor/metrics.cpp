@@ -1,5 +1,9 @@
 #include "metrics.hpp"
 
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "baton/base/build_info.hpp"
 #include "baton/base/log.hpp"
 #include "exposition.hpp"
@@ -9,20 +13,54 @@ namespace {
 
 constexpr double kMicroseconds = 1e6;  ///< in a second
 
+const std::vector<double>& step_bounds() {
+    static const std::vector<double> kBounds(wire::kStepSizeBounds.begin(), wire::kStepSizeBounds.end());
+    return kBounds;
+}
+
 void add_replica(Exposition& x, const Deployment& d, const Slot& s) {
     const std::string replica = std::to_string(s.id.value - 1);
     const Exposition::Labels who{{"model_uid", d.uid()}, {"role", to_string(s.placement.role)}, {"replica", replica}};
     x.add("baton_prefill_tokens_total", "counter", "Prompt tokens this replica computed.", who, static_cast<double>(s.prefill_tokens()));
     x.add("baton_generated_tokens_total", "counter", "Tokens this replica sampled.", who, static_cast<double>(s.generated_tokens()));
+    x.add("baton_found_tokens_total", "counter", "Tokens whose KV was here already when a sequence came.", who, static_cast<double>(s.stats.found_tokens));
+    x.add("baton_received_tokens_total", "counter", "Tokens whose KV a hand-off brought.", who, static_cast<double>(s.stats.received_tokens));
     x.add("baton_replica_up", "gauge", "1 while the replica's process serves.", who, s.state == SlotState::kUp ? 1 : 0);
     const std::pair<const char*, uint32_t> blocks[] = {{"free", s.stats.blocks_free}, {"used", s.stats.blocks_used}, {"cached", s.stats.blocks_cached}, {"offered", s.stats.blocks_offered}};
     for (const auto& [state, n] : blocks)
-        x.add("baton_kv_blocks", "gauge", "KV blocks of a replica by state.", {{"model_uid", d.uid()}, {"replica", replica}, {"state", state}}, n);
+        x.add("baton_kv_blocks", "gauge", "KV blocks of a replica by state.", {{"model_uid", d.uid()}, {"role", to_string(s.placement.role)}, {"replica", replica}, {"state", state}}, n);
     x.add("baton_replica_faults_total", "counter", "Times that a replica went down unasked.", who, static_cast<double>(s.faults));
     x.add("baton_replica_running", "gauge", "Sequences being computed.", who, s.stats.running);
     x.add("baton_engine_steps_total", "counter", "Steps the replica's engine has run since its process started.", who, static_cast<double>(s.stats.steps));
+    x.add("baton_engine_step_sequences", "Batch size: sequences in a step of the replica's engine.", who, Histogram(step_bounds(), s.stats.steps_by_size, static_cast<double>(s.stats.step_sequences)));
+    x.add("baton_engine_step_tokens_total", "counter", "Tokens that the replica's engine has computed; per step with baton_engine_steps_total.", who, static_cast<double>(s.stats.step_rows));
     x.add("baton_engine_host_seconds_total", "counter", "Seconds of the engine thread beside waiting and computing.", who, static_cast<double>(s.stats.host_us) / kMicroseconds);
     x.add("baton_replica_waiting", "gauge", "Sequences waiting at the replica.", who, s.stats.waiting);
+}
+
+/// Sequences that wait for a role. For prefill, or for hybrid replicas: those that no replica has yet and those in the replicas'
+/// queues. For decode: those whose prefill is over while every decode replica was busy, and those in queues.
+void add_queues(Exposition& x, const Deployment& d, const pd::RouterStats& r) {
+    std::map<Role, uint64_t> depth;
+    for (const Slot& s : d.slots()) depth[s.placement.role] += s.stats.waiting;
+    if (const auto first = depth.find(Role::kPrefill); first != depth.end()) {
+        first->second += r.unsent;
+        depth[Role::kDecode] += r.staged;
+    } else {
+        depth[Role::kHybrid] += r.unsent;
+    }
+    for (const auto& [role, n] : depth)
+        x.add("baton_queue_depth", "gauge", "Sequences that wait for a replica of a role.", {{"model_uid", d.uid()}, {"role", to_string(role)}}, static_cast<double>(n));
+}
+
+void add_stages(Exposition& x, const Deployment& d) {
+    const std::pair<const char*, const Histogram*> stages[] = {{"prepare", &d.stages.prepare}, {"queue", &d.stages.queue}, {"prefill", &d.stages.prefill}, {"handoff", &d.stages.handoff}, {"decode", &d.stages.decode}};
+    for (const auto& [stage, seconds] : stages)
+        x.add("baton_stage_seconds", "Parts of the requests' time, one after the other.", {{"model_uid", d.uid()}, {"stage", stage}}, *seconds);
+    constexpr const char* kGap = "Time between two tokens: the first gap of each request, where the hand-off is, and the mean of those after it.";
+    x.add("baton_token_gap_seconds", kGap, {{"model_uid", d.uid()}, {"gap", "first"}}, d.stages.first_gap);
+    x.add("baton_token_gap_seconds", kGap, {{"model_uid", d.uid()}, {"gap", "later"}}, d.stages.later_gap);
+    x.add("baton_handoff_added_seconds", "By how much the first gap of a request with a hand-off was longer than the mean of its later ones.", {{"model_uid", d.uid()}}, d.stages.handoff_added);
 }
 
 void add_deployment(Exposition& x, const Deployment& d) {
@@ -48,7 +86,9 @@ void add_deployment(Exposition& x, const Deployment& d) {
     for (const auto& [reason, n] : r.fallbacks_by_reason) x.add("baton_fallbacks_total", "counter", "Hand-offs replaced by local computation.", with("reason", reason), static_cast<double>(n));
     for (const auto& [reason, n] : r.failovers_by_reason) x.add("baton_failovers_total", "counter", "Sequences started again elsewhere.", with("reason", reason), static_cast<double>(n));
     for (const pd::Phase p : {pd::Phase::kQueued, pd::Phase::kPrefill, pd::Phase::kTransfer, pd::Phase::kDecode})
-        x.add("baton_aborts_total", "counter", "Sequences aborted, by phase.", with("phase", to_string(p)), static_cast<double>(r.aborts_by_phase[static_cast<size_t>(p)]));
+        x.add("baton_aborts_total", "counter", "Requests aborted, by how far they had come.", with("phase", to_string(p)), static_cast<double>(d.aborts_by_phase[static_cast<size_t>(p)]));
+    add_queues(x, d, r);
+    add_stages(x, d);
     double leases = 0;
     for (const Slot& s : d.slots()) {
         add_replica(x, d, s);

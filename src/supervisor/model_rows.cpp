@@ -112,7 +112,10 @@ Json replica_row(const Deployment& d, const Slot& s) {
             {"pid", s.pid == 0 ? Json(nullptr) : Json(s.pid)},
             {"running", s.stats.running},
             {"waiting", s.stats.waiting},
-            {"kv_blocks_free", s.stats.blocks_free}};
+            {"kv_blocks_free", s.stats.blocks_free},
+            {"kv_blocks", s.stats.blocks_free + s.stats.blocks_used + s.stats.blocks_cached + s.stats.blocks_offered},
+            {"kv_blocks_held", s.stats.blocks_used + s.stats.blocks_offered},
+            {"memory_bytes", s.ready.memory_bytes}};
 }
 
 const char* instance_status(const Deployment& d) {

@@ -34,6 +34,12 @@ def test_the_numbers_are_those_of_the_traffic(pd):
         assert model["output_tokens_per_second"] * 3 > tokens * 0.6
     decode = model["replicas"][1]
     assert decode["output_tokens_per_second"] > model["replicas"][0]["output_tokens_per_second"] >= 0
+    assert decode["batch"] >= 1
+    assert 0 <= model["queued"] <= 4
+    times = [model[name] for name in ("queue_p50_s", "prefill_p50_s", "handoff_p50_s", "handoff_exposed_s", "handoff_added_s")]
+    assert all(t is None or t >= 0 for t in times)
+    if worked < 2:
+        assert None not in times
 
 
 def test_without_a_terminal_it_prints_one_table(pd):

@@ -166,7 +166,15 @@ def test_a_model_is_launched_used_and_terminated(tab):
             playwright.expect(tokens).to_have_text(re.compile("[1-9]"), timeout=SLOW)
             assert page.locator("figure", has_text="Tokens per second").locator("polyline").count() > 0
             assert all(w.result().status_code == 200 for w in work)
-        playwright.expect(page.locator("figure", has_text="Requests per second").locator("polyline").first).to_be_attached()
+        # Every plot has lines of the roles that there are, with values; of the others none.
+        plots = page.locator("figure")
+        for i in range(plots.count()):
+            plot = plots.nth(i)
+            playwright.expect(plot.locator(".plot :is(polyline, circle)").first, plot.locator("h2").text_content()).to_be_attached()
+        for title in ("Cache hits", "KV blocks in use", "Sequences in a step"):
+            roles = page.locator("figure", has=page.get_by_role("heading", name=title, exact=True)).locator(".plot")
+            for colour, there in (("c1", True), ("c2", True), ("c3", False)):
+                assert (roles.locator(f":is(.line, .point).{colour}").count() > 0) == there, f"{title}: {colour}"
 
         # Terminate, after a question that can be declined.
         page.get_by_role("link", name="Running").click()

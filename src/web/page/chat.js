@@ -54,6 +54,8 @@ class Answer {
     const t = this.timings;
     if (t) {
       facts.push(["served by", t.prefill_replica === t.decode_replica ? t.decode_replica : `${t.prefill_replica} → ${t.decode_replica}`]);
+      if (t.queue_ms >= 1) facts.push(["queue", f.seconds(t.queue_ms / 1000)]);
+      if (t.prefill_ms > 0) facts.push(["prefill", f.seconds(t.prefill_ms / 1000)]);
       if (t.handoff_ms > 0) facts.push(["hand-off", f.seconds(t.handoff_ms / 1000)]);
     }
     if (this.finish && this.finish !== "stop") facts.push(["ended by", this.finish]);

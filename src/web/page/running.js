@@ -13,9 +13,10 @@ function replica_row(r) {
     h("td", { "data-label": "State" }, h("span", { class: `state ${r.status}` }, r.status), r.error_message && h("span", { class: "error" }, r.error_message)),
     h("td", { "data-label": "Device" }, where, h("span", { class: "note" }, ` ${r.worker_address ?? ""}`)),
     h("td", { "data-label": "Process", class: "num" }, r.pid ?? "–"),
+    h("td", { "data-label": "Memory", class: "num", title: r.gpu_idx?.length ? "all that it took of its GPU" : "its KV cache; weights are shared by replicas of one model" }, r.memory_bytes ? f.bytes(r.memory_bytes) : "–"),
     h("td", { "data-label": "Running", class: "num" }, f.number(r.running)),
     h("td", { "data-label": "Waiting", class: "num" }, f.number(r.waiting)),
-    h("td", { "data-label": "Free KV blocks", class: "num" }, f.number(r.kv_blocks_free)));
+    h("td", { "data-label": "KV in use", class: "num", title: r.kv_blocks ? `${r.kv_blocks_held} of ${r.kv_blocks} blocks` : undefined }, r.kv_blocks ? f.percent(r.kv_blocks_held / r.kv_blocks) : "–"));
 }
 
 class Deployment {
@@ -29,7 +30,7 @@ class Deployment {
     this.events = h("ol", { class: "events" });
     this.end = h("button", { class: "danger plain", type: "button", onclick: () => this.terminate(reload) }, "Terminate");
     this.chat = h("a", { class: "button plain", href: `#/chat/${api.segment(uid)}` }, "Chat");
-    const heads = ["Replica", "State", "Device", "Process", "Running", "Waiting", "Free KV blocks"];
+    const heads = ["Replica", "State", "Device", "Process", "Memory", "Running", "Waiting", "KV in use"];
     this.element = h("article", { class: "card deployment" },
       h("div", { class: "head" }, this.title, h("div", { class: "actions" }, this.chat, this.end)),
       this.about,
