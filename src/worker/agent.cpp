@@ -162,10 +162,10 @@ void Agent::retry_or_give_up(const Error& error) {
     const bool child = options_.settings.child_of_supervisor;
     const int64_t patience = child ? options_.connect_patience_ms : options_.settings.supervisor_grace_ms;
     if (error.code == ErrorCode::kUnauthorized || steady_now() - lost_at_ > patience) {
-        log::error("supervisor cannot be reached", {{"error", error.message}, {"replicas", replicas_.size()}});
+        log::error("worker.supervisor_unreachable", {{"error", error.message}, {"replicas", replicas_.size()}});
         return stop(options_.stop_grace_ms, 1);
     }
-    if (backoff_ms_ == 0) log::warn("supervisor cannot be reached yet", {{"error", error.message}});
+    if (backoff_ms_ == 0) log::warn("worker.supervisor_unreachable", {{"error", error.message}});
     backoff_ms_ = std::clamp(backoff_ms_ * 2, kBackoffMsMin, kBackoffMsMax);
     retry_timer_.expires_after(milliseconds(backoff_ms_));
     retry_timer_.async_wait([this, alive = alive_](const boost::system::error_code& cancelled) {
@@ -187,8 +187,8 @@ void Agent::announce() {
     for (const auto& [key, r] : replicas_)
         link_->send(wire::SpawnResult{r.model_uid, r.target, static_cast<uint32_t>(r.child->pid()), ""});
     for (auto& exited : std::exchange(unreported_, {})) link_->send(exited);
-    log::info("worker registered at " + address_,
-              {{"gpus", ready.gpus.size()}, {"cpus", ready.cpu_count}, {"again", was_registered_}, {"replicas", replicas_.size()}});
+    log::info("worker.joined",
+              {{"address", address_}, {"gpus", ready.gpus.size()}, {"cpus", ready.cpu_count}, {"again", was_registered_}, {"replicas", replicas_.size()}});
     was_registered_ = true;
     if (options_.on_registered) options_.on_registered();
     stats_timer_.cancel();
@@ -205,10 +205,10 @@ void Agent::on_link_lost(const Error& error) {
     }
     lost_at_ = steady_now();
     if (options_.settings.child_of_supervisor) {
-        log::warn("supervisor is gone", {{"reason", error.message}, {"replicas", replicas_.size()}});
+        log::warn("worker.supervisor_gone", {{"reason", error.message}, {"replicas", replicas_.size()}});
         return stop(options_.orphan_grace_ms, 1);
     }
-    log::warn("link to the supervisor lost", {{"reason", error.message}, {"replicas", replicas_.size()}});
+    log::warn("worker.supervisor_lost", {{"reason", error.message}, {"replicas", replicas_.size()}});
     connect();
 }
 
@@ -219,10 +219,10 @@ void Agent::on_message(const wire::Message& message) {
     if (const auto* ask = std::get_if<wire::CancelPull>(&message)) return pulls_->cancel(ask->pull);
     if (const auto* ask = std::get_if<wire::ListCached>(&message)) return pulls_->list_cached(ask->ask);
     if (const auto* refused = std::get_if<wire::Refused>(&message)) {
-        log::error("supervisor refuses this worker", {{"reason", refused->reason}});
+        log::error("worker.refused", {{"reason", refused->reason}});
         return stop(options_.stop_grace_ms, 1);
     }
-    log::debug("message ignored", {{"type", wire::name_of(message)}});
+    log::debug("worker.message_ignored", {{"type", wire::name_of(message)}});
 }
 
 /// Why this replica may not start, if so.
@@ -239,7 +239,7 @@ std::optional<std::string> Agent::refuse_spawn(const wire::SpawnReplica& ask) {
 void Agent::spawn(const wire::SpawnReplica& ask) {
     const auto answer = [&](uint32_t pid, std::string error) {
         if (!error.empty())
-            log::warn("replica not started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
+            log::warn("replica.not_started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
                                               {"epoch", ask.target.epoch.value}, {"error", error}});
         if (link_) link_->send(wire::SpawnResult{ask.model_uid, ask.target, pid, std::move(error)});
     };
@@ -259,7 +259,7 @@ void Agent::spawn(const wire::SpawnReplica& ask) {
     if (!child) return answer(0, child.error().message);
     const auto pid = static_cast<uint32_t>((*child)->pid());
     replicas_.emplace(key, Replica{ask.model_uid, ask.target, std::move(*child), nullptr, false});
-    log::info("replica started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
+    log::info("replica.started", {{"model_uid", ask.model_uid}, {"replica", ask.target.replica.value - 1},
                                   {"epoch", ask.target.epoch.value},
                                   {"role", to_string(static_cast<Role>(std::min<uint8_t>(ask.role, 2)))}, {"pid", pid}});
     answer(pid, "");
@@ -321,7 +321,7 @@ void Agent::on_exit(const Key& key, ChildExit exit) {
     Replica replica = std::move(it->second);
     replicas_.erase(it);
     const bool meant = replica.stopping || stopping_;
-    log::event(meant ? log::Level::kInfo : log::Level::kWarn, "replica ended",
+    log::event(meant ? log::Level::kInfo : log::Level::kWarn, "replica.ended",
                {{"model_uid", replica.model_uid}, {"replica", replica.target.replica.value - 1},
                 {"epoch", replica.target.epoch.value}, {"pid", replica.child->pid()}, {"status", exit.status}});
     report({replica.model_uid, replica.target, exit.status, std::move(exit.last_output)});
@@ -359,7 +359,7 @@ void Agent::stop(int64_t grace_ms, int exit_code) {
 
 void Agent::finish_if_done() {
     if (!stopping_ || !replicas_.empty()) return;
-    log::info("worker stopped", {{"address", address_}});
+    log::info("worker.stopped", {{"address", address_}});
     stats_timer_.cancel();
     store_->close();
     if (!link_) return io_.stop();

@@ -67,7 +67,7 @@ void Pulls::run(uint64_t key, wire::Message without_thread, std::function<wire::
     } catch (const std::system_error&) {
         jobs_.erase(key);
         std::erase_if(keys_, [&](const auto& entry) { return entry.second == key; });
-        log::error("no thread can be started for a download");
+        log::error("download.no_thread");
         send_(without_thread);
     }
 }
@@ -76,7 +76,7 @@ void Pulls::start(const wire::PullModel& ask) {
     if (jobs_.size() >= kJobsMax) return send_(failed(ask.pull, {ErrorCode::kUnavailable, "this worker downloads its most models already", ""}));
     const uint64_t key = next_key_++;
     keys_[ask.pull] = key;
-    log::info("download begins", {{"hub", ask.hub}, {"repo", ask.repo}, {"format", ask.format}, {"quantization", ask.quantization}});
+    log::info("download.begin", {{"hub", ask.hub}, {"repo", ask.repo}, {"format", ask.format}, {"quantization", ask.quantization}});
     run(key, failed(ask.pull, {ErrorCode::kUnavailable, "this worker can start no thread for a download", ""}), [this, ask](std::stop_token stop) -> wire::Message {
         try {
             int64_t told_ms = 0;
@@ -87,7 +87,7 @@ void Pulls::start(const wire::PullModel& ask) {
                 post([this, progress = told(ask.pull, p)] { send_(progress); });
             };
             wire::PullDone done = pull_model(ask, on_progress, stop);
-            log::info("download ends", {{"repo", ask.repo}, {"commit", done.commit}, {"error", done.error}});
+            log::info("download.end", {{"repo", ask.repo}, {"commit", done.commit}, {"error", done.error}});
             return done;
         } catch (const std::exception& e) {
             return failed(ask.pull, {ErrorCode::kInternal, std::string("the download failed: ") + e.what(), ""});

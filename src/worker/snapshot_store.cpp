@@ -152,14 +152,14 @@ SnapshotStore::File* SnapshotStore::find_or_make(const wire::StoreOpen& ask) {
     file.bytes = file.slots * file.slot_bytes;
     auto memory = make_memfd("baton-snapshots", file.bytes);
     if (!memory) {
-        log::warn("snapshot store cannot be made", {{"model_uid", ask.model_uid}, {"error", memory.error().message}});
+        log::warn("snapshots.not_made", {{"model_uid", ask.model_uid}, {"error", memory.error().message}});
         return nullptr;
     }
     file.fd = std::move(*memory);
     ::fchmod(file.fd.get(), 0600);
     file.index = std::make_unique<kv::SnapshotIndex>(file.slots, options_.lease_ms);
     bytes_used_ += file.bytes;
-    log::info("snapshot store made", {{"model_uid", ask.model_uid}, {"slots", file.slots}, {"bytes", file.bytes}});
+    log::info("snapshots.made", {{"model_uid", ask.model_uid}, {"slots", file.slots}, {"bytes", file.bytes}});
     return &files_.emplace(ask.identity, std::move(file)).first->second;
 }
 
@@ -171,7 +171,7 @@ void SnapshotStore::model_gone(const std::string& model_uid) {
             continue;
         }
         bytes_used_ -= it->second.bytes;
-        log::info("snapshot store dropped", {{"model_uid", model_uid}});
+        log::info("snapshots.dropped", {{"model_uid", model_uid}});
         it = files_.erase(it);
     }
 }

@@ -58,7 +58,7 @@ void WeightStore::open(TimeMs now, uint64_t owner, const wire::WeightsOpen& ask)
     owners_.emplace(owner, ask.key);
     if (image.filler != 0) {
         image.waiting.push_back(owner);
-        log::debug("weight image awaited", {{"model_uid", ask.model_uid}, {"key", short_name(ask.key)}});
+        log::debug("weights.awaited", {{"model_uid", ask.model_uid}, {"key", short_name(ask.key)}});
         return;
     }
     image.holders.insert(owner);
@@ -70,7 +70,7 @@ void WeightStore::let_fill(TimeMs now, Images::iterator it, uint64_t owner) {
     Image& image = it->second;
     auto file = make_image_file(image.bytes);
     if (!file) {
-        log::warn("weight image cannot be made", {{"key", short_name(it->first)}, {"bytes", image.bytes}, {"error", file.error().message}});
+        log::warn("weights.not_made", {{"key", short_name(it->first)}, {"bytes", image.bytes}, {"error", file.error().message}});
         const auto waiting = std::move(image.waiting);
         images_.erase(it);
         refuse(owner);
@@ -90,7 +90,7 @@ void WeightStore::filled(TimeMs now, uint64_t owner, bool ok) {
     if (it == images_.end() || it->second.filler != owner) return;
     Image& image = it->second;
     if (!ok || !is_sealed(image.fd.get())) {
-        log::warn("weight image given up", {{"key", short_name(it->first)}, {"sealed", !ok ? "no" : "not as it should be"}});
+        log::warn("weights.given_up", {{"key", short_name(it->first)}, {"sealed", !ok ? "no" : "not as it should be"}});
         owners_.erase(owner);
         return replace_filler(now, it);
     }
@@ -99,7 +99,7 @@ void WeightStore::filled(TimeMs now, uint64_t owner, bool ok) {
     // What goes to others from here on cannot even ask to write. Without /proc the sealed descriptor does.
     if (UniqueFd read_only(::open(("/proc/self/fd/" + std::to_string(image.fd.get())).c_str(), O_RDONLY | O_CLOEXEC)); read_only)
         image.fd = std::move(read_only);
-    log::info("weight image ready", {{"key", short_name(it->first)}, {"bytes", image.bytes}, {"waiting", image.waiting.size()}});
+    log::info("weights.ready", {{"key", short_name(it->first)}, {"bytes", image.bytes}, {"waiting", image.waiting.size()}});
     for (const uint64_t other : std::exchange(image.waiting, {})) {
         image.holders.insert(other);
         send_(other, {wire::WeightsState::kReady, image.bytes}, image.fd.get());
@@ -135,7 +135,7 @@ void WeightStore::gone(TimeMs now, uint64_t owner) {
 void WeightStore::drop_if_unused(Images::iterator it) {
     const Image& image = it->second;
     if (image.filler != 0 || !image.holders.empty()) return;
-    log::info("weight image dropped", {{"key", short_name(it->first)}, {"bytes", image.bytes}});
+    log::info("weights.dropped", {{"key", short_name(it->first)}, {"bytes", image.bytes}});
     images_.erase(it);
 }
 
@@ -143,7 +143,7 @@ void WeightStore::on_tick(TimeMs now) {
     for (auto it = images_.begin(); it != images_.end();) {
         const auto here = it++;  // replacing a filler may erase its image, no other
         if (here->second.filler == 0 || now < here->second.fill_until) continue;
-        log::warn("weight image takes too long", {{"key", short_name(here->first)}, {"bytes", here->second.bytes}});
+        log::warn("weights.slow", {{"key", short_name(here->first)}, {"bytes", here->second.bytes}});
         owners_.erase(here->second.filler);
         replace_filler(now, here);
     }

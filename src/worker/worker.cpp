@@ -41,7 +41,7 @@ int run(const config::WorkerSettings& given) {
     static_cast<void>(log::parse_level(settings.log_level, level));
     log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText, {{"process", "worker"}});
     if (auto ok = config::check(settings).and_then([&] { return config::apply_environment(settings); }); !ok) {
-        log::error("worker cannot start", {{"error", ok.error().message}});
+        log::error("worker.start_failed", {{"error", ok.error().message}});
         return 2;
     }
     if (settings.child_of_supervisor && !die_with_parent()) return 1;
@@ -66,7 +66,7 @@ int run(const config::WorkerSettings& given) {
         agent.stop(options.stop_grace_ms, 0);
     });
     if (auto started = agent.start(); !started) {
-        log::error("worker cannot start", {{"error", started.error().message}});
+        log::error("worker.start_failed", {{"error", started.error().message}});
         return 1;
     }
     io.run();

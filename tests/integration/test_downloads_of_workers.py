@@ -43,11 +43,11 @@ class Cluster:
         (self.folder / name).mkdir(exist_ok=True)
         env = {**os.environ, **CLEAN, **SECRET, **self.hub.environment(self.folder / name)}
         log = self.folder / name / "log"
+        before = len(self.server.http.get("/v1/workers").json())
         process = subprocess.Popen([BINARY, "worker", "--supervisor", f"127.0.0.1:{self.port}", "--host-id", name, "--run-dir", str(self.folder / name / "run"),
                                     "--advertise-address", "127.0.0.1", *args], env=env, stdin=subprocess.DEVNULL, stderr=open(log, "ab"))
         self.stack.callback(process.wait, 20 * PATIENCE)
         self.stack.callback(process.terminate)
-        before = len(self.server.http.get("/v1/workers").json())
         rows = wait_for(lambda: (w := self.server.http.get("/v1/workers").json()) and len(w) == before + 1 and w, 15, f"worker {name}")
         address = next(r["work-ip"] for r in rows if r["work-ip"] not in [w[1] for w in self.workers.values()])
         self.workers[name] = (process, address)
@@ -122,7 +122,7 @@ def test_progress_and_cancel_reach_every_worker(cluster, hub):
     assert cluster.server.http.post("/v1/models/m/cancel").json() is None
     assert cluster.server.http.get("/v1/models/instances").json() == []
     for name in ("a", "b"):
-        wait_for(lambda name=name: "download ends" in (cluster.folder / name / "log").read_text(), 10, f"{name} stops")
+        wait_for(lambda name=name: "download.end" in (cluster.folder / name / "log").read_text(), 10, f"{name} stops")
     requests = len(hub.seen("cdn"))
     threading.Event().wait(0.5)
     assert len(hub.seen("cdn")) == requests, "nobody asks for more"
@@ -142,7 +142,7 @@ def test_one_that_fails_or_is_lost_ends_the_launch_and_says_so(cluster, hub):
     process.kill()
     thread.join(20 * PATIENCE)
     assert answers and answers[0].status_code == 503 and f"worker {b} was lost during the download" in answers[0].json()["detail"]
-    wait_for(lambda: "download ends" in (cluster.folder / "a/log").read_text(), 10, "the other one stops")
+    wait_for(lambda: "download.end" in (cluster.folder / "a/log").read_text(), 10, "the other one stops")
     hub.faults = [Fault("model.safetensors|" + hub.etag(hub.repos[TINY]["model.safetensors"]), times=-1, status=404)]
     refused = cluster.launch(TINY, ("hybrid", a), expect=400)
     assert "model.safetensors" in json.dumps(refused)

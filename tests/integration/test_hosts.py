@@ -102,7 +102,7 @@ class Worker:
         return self.log_path.read_bytes()[self.start:].decode(errors="replace")
 
     def address(self):
-        return wait_for(lambda: (m := re.search(r"worker registered at (\S+)", self.log())) and m[1], 10, "the worker registers")
+        return wait_for(lambda: (m := re.search(r"worker\.joined address=(\S+)", self.log())) and m[1], 10, "the worker registers")
 
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:

@@ -171,7 +171,7 @@ def test_cancel_during_the_download(server, hub, tmp_path):
     assert server.http.get("/v1/models/instances").json() == [] and server.http.get("/v1/models/m/progress").json()["stage"] == "pending"
     partial = tmp_path / "home/hub" / ("models--" + GGUF_REPO.replace("/", "--")) / "blobs" / (hub.etag(hub.repos[GGUF_REPO][GGUF]) + ".incomplete")
     wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
-    wait_until(lambda: server.lines("download ends"))
+    wait_until(lambda: server.lines("download.end"))
     size = partial.stat().st_size
     assert 0 < size < os.path.getsize(harness.MODEL)
     hub.faults, hub.requests = [], []

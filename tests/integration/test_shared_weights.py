@@ -59,7 +59,7 @@ def test_both_replicas_share_one_image_and_answer_as_with_weights_of_their_own()
         assert answer(server, model="again") == want
         server.terminate("again")
         wait_for(lambda: images(server) == (0, 0), 5, "the memory is given back")
-        wait_for(lambda: "weight image dropped" in server.log(), 5, "the worker lets go")
+        wait_for(lambda: "weights.dropped" in server.log(), 5, "the worker lets go")
         worker = server.worker_pid()
         assert not [f for f in os.listdir(f"/proc/{worker}/fd") if "baton-weights" in os.readlink(f"/proc/{worker}/fd/{f}")]
 
@@ -69,10 +69,10 @@ def test_filler_killed_in_mid_fill_is_replaced_by_the_one_that_waits():
         server.launch("hybrid", uid="first", fault="fill_delay_ms=600000", wait=False)
         filler = filler_pid(server)
         server.launch("1p1d", fault="fill_delay_ms=1", wait=False)
-        wait_for(lambda: server.log().count("weight image awaited model_uid=m ") == 2, 20, "both replicas of the second model wait")
+        wait_for(lambda: server.log().count("weights.awaited model_uid=m ") == 2, 20, "both replicas of the second model wait")
         assert not ways(server, "filled")
         os.kill(filler, signal.SIGKILL)
-        assert filler_pid(server, {filler}) in [int(p) for p in re.findall(r"replica started model_uid=m .* pid=(\d+)", server.log())]
+        assert filler_pid(server, {filler}) in [int(p) for p in re.findall(r"replica\.started model_uid=m .* pid=(\d+)", server.log())]
         wait_for(lambda: UID in [m["id"] for m in server.http.get("/v1/models").json()["data"]], 60, "the second launch succeeds")
         wait_for(lambda: server.lines("launch.failed", model_uid="first"), 20, "the first one fails: its only replica was killed")
         assert len(ways(server, "filled")) == 1 and len(ways(server, "shared")) == 1 and not ways(server, "private")

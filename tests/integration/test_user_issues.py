@@ -114,7 +114,7 @@ def test_06_and_24_replicas_on_the_workers_that_were_named_and_a_lost_worker(tin
         processes = {name: worker(name) for name in ("a", "b")}
         rows = wait_for(lambda: (w := server.http.get("/v1/workers").json()) and len(w) == 2 and w, 10, "both workers")
         assert all(abs(time.time() - w["registered_ts"]) < 60 for w in rows), "how long each has been there"
-        address = {name: wait_for(lambda: (m := re.search(r"worker registered at (\S+)", (tmp_path / f"{name}.log").read_text())) and m[1], 10, "address")
+        address = {name: wait_for(lambda: (m := re.search(r"worker\.joined address=(\S+)", (tmp_path / f"{name}.log").read_text())) and m[1], 10, "address")
                    for name in processes}
         config = [{"role": "prefill", "devices": [{"worker_ip": address["b"], "n_gpu": 0}]}, {"role": "decode", "devices": [{"worker_ip": address["a"], "n_gpu": 0}]}]
         r = server.http.post("/v1/models", json={"model_name": "tiny", "model_uid": UID, "model_engine": "vLLM", "model_path": str(tiny_model),
