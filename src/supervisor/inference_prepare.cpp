@@ -32,6 +32,7 @@ void InferenceApi::prepare(std::shared_ptr<http::Exchange> exchange, std::string
     if (exchange->client_gone()) return;
     PreparedRequest prepared;
     prepared.started = exchange->request().started;
+    prepared.trace = http::trace_id(exchange->request());
     prepared.exchange = std::move(exchange);
     prepared.response.chat = chat;
     const auto answer = prepared.exchange;
