@@ -8,7 +8,7 @@
 namespace baton::cli::split {
 namespace {
 
-constexpr double kKeepsUp = 0.85;        ///< of the rate that is asked for; the last requests' own time is in the rest
+constexpr double kKeepsUp = 0.85;        ///< of the time that all took must be that of the arrivals
 constexpr uint32_t kSearchRequests = 300;
 constexpr double kNear = 1.05;
 constexpr double kHundredth = 0.01;
@@ -65,12 +65,12 @@ Expected<Candidate> judge(const BenchServeOptions& load, const Topology& topolog
     Candidate c;
     c.topology = topology;
     c.simulated = simulate(load, plan, topology, rates, cost);
-    c.summary = summarise(load, std::exchange(c.simulated.outcome, {}));
-    const double ended = c.summary["requests_per_s"].get<double>();
-    const double asked = load.rate > 0 ? load.rate : load.interval_ms > 0 ? 1000 / load.interval_ms : 0;
+    c.summary = summarise(load, c.simulated.outcome);
+    c.simulated.outcome.results.clear();
+    const double window_s = c.simulated.outcome.window_s, tail_s = figure(c.summary, "e2e_ms", "p50") / 1000;
     // What the last requests take after the last one came is no sign of a queue.
-    const double tail_s = figure(c.summary, "e2e_ms", "p50") / 1000, arriving_s = asked > 0 ? static_cast<double>(c.summary["requests"].get<uint64_t>()) / asked : 0;
-    c.keeps_up = c.simulated.refused == 0 && (asked <= 0 || ended >= kKeepsUp * asked * arriving_s / (arriving_s + tail_s));
+    const double arriving_s = plan.open() && plan.size() > plan.warmup() ? static_cast<double>(plan.due_us().back() - plan.due_us()[plan.warmup()]) / 1e6 : window_s;
+    c.keeps_up = c.simulated.refused == 0 && kKeepsUp * window_s <= arriving_s + tail_s;
     hold(c, "ttft_ms", "TTFT", limits.ttft_ms, limits);
     hold(c, "tpot_ms", "TPOT", limits.tpot_ms, limits);
     hold(c, "itl_ms", "ITL", limits.itl_ms, limits);

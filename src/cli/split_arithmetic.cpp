@@ -87,7 +87,8 @@ std::vector<std::string> explain(const Traffic& t, const std::vector<Topology>& 
                       " such sequences");
     if (!rates.device)
         out.push_back("on shared cores: a chunk takes " + number(rates.beside[0][1]) + " times as long beside decode steps and " + number(rates.beside[0][0]) +
-                      " beside chunks, a decode step " + number(rates.beside[1][0]) + " beside chunks and " + number(rates.beside[1][1]) + " beside decode steps");
+                      " beside chunks, a decode step " + number(rates.beside[1][0]) + " beside chunks and " + number(rates.beside[1][1]) + " beside decode steps; after a pause " +
+                      number(rates.after_pause_ms[0]) + " ms and " + number(rates.after_pause_ms[1]) + " ms more");
     for (const Topology& topology : topologies) {
         const Estimate e = estimate(t, topology, rates, cost);
         std::string line = topology.name() + ": ";

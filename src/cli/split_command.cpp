@@ -51,7 +51,14 @@ Expected<void> check_size(const LoadPlan& plan) {
 /// Sequences that decode beside prompts, for what is measured: a few, or what a fixed number in flight leaves.
 uint32_t batch_of(const BenchServeOptions& load) { return load.concurrency > 0 ? std::clamp(load.concurrency, 1u, 64u) : 4u; }
 
-Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, uint32_t longest) {
+uint32_t prompt_of(const LoadPlan& plan) {
+    const uint64_t count = std::min<uint64_t>(plan.size(), 4096);
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < count; ++i) sum += plan.input_tokens(i);
+    return static_cast<uint32_t>(std::max<uint64_t>(1, sum / std::max<uint64_t>(count, 1)));
+}
+
+Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, const LoadPlan& plan_of_load) {
     split::MeasureOptions m;
     m.device = o.device;
     m.threads = o.threads;
@@ -59,7 +66,8 @@ Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, u
     m.step_tokens = o.step_tokens;
     m.sequences = o.sequences;
     m.block_tokens = o.block_tokens;
-    m.longest = longest;
+    m.longest = longest_of(plan_of_load);
+    m.prompt = prompt_of(plan_of_load);
     m.batch = batch_of(load);
     const auto plan = o.shape.empty() ? model::load_plan(o.model_path) : random_plan(o.shape);
     if (!plan) return fail(plan.error());
@@ -67,7 +75,7 @@ Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, u
     return split::measure(*plan, m);
 }
 
-Expected<Rates> rates_of(const SplitOptions& o, const BenchServeOptions& load, uint32_t longest) {
+Expected<Rates> rates_of(const SplitOptions& o, const BenchServeOptions& load, const LoadPlan& plan) {
     const int sources = (o.model_path.empty() ? 0 : 1) + (o.shape.empty() ? 0 : 1) + (o.rates_file.empty() ? 0 : 1) + (o.prefill_ms.empty() && o.decode_ms.empty() ? 0 : 1);
     if (sources != 1)
         return fail(ErrorCode::kInvalidArgument, "give one of --model-path, --shape, --rates, or --prefill-ms with --decode-ms: what a replica takes is measured, or known", "model_path");
@@ -82,7 +90,7 @@ Expected<Rates> rates_of(const SplitOptions& o, const BenchServeOptions& load, u
     } else if (!o.rates_file.empty()) {
         BATON_TRY_ASSIGN(rates, split::read_rates(o.rates_file));
     } else {
-        BATON_TRY_ASSIGN(rates, measured(o, load, longest));
+        BATON_TRY_ASSIGN(rates, measured(o, load, plan));
     }
     if (o.step_tokens > 0) rates.step_tokens = o.step_tokens;
     if (o.sequences > 0) rates.sequences = o.sequences;
@@ -184,7 +192,7 @@ Expected<Result> work_out(const SplitOptions& o, bool& searched) {
     BATON_TRY_ASSIGN(const LoadPlan plan, LoadPlan::make(load));
     BATON_TRY(check_size(plan));
     Result r;
-    BATON_TRY_ASSIGN(r.rates, rates_of(o, load, longest_of(plan)));
+    BATON_TRY_ASSIGN(r.rates, rates_of(o, load, plan));
     BATON_TRY_ASSIGN(const split::StepCost cost, split::StepCost::fit(r.rates.samples));
     BATON_TRY_ASSIGN(const std::vector<Topology> topologies, topologies_of(o, r.rates));
     if (!o.save_file.empty()) BATON_TRY(save(o.save_file, r.rates));

@@ -25,8 +25,11 @@ namespace {
 
 constexpr uint32_t kStepTokens = 512, kSequences = 64, kBlockTokens = 16;
 constexpr uint64_t kKvBytes = 1ull << 30;  ///< a replica's own default
-constexpr uint32_t kRoundsMin = 3, kRoundsMax = 9;
-constexpr int64_t kPointUs = 400'000;      ///< of rounds of one point, about
+constexpr uint32_t kRoundsMin = 3, kRoundsMax = 15;
+constexpr int64_t kPointUs = 400'000;      ///< of rounds of one step, about
+constexpr int64_t kAllUs = 10'000'000;      ///< of rounds of all
+constexpr uint32_t kPauses = 7;
+constexpr int64_t kPauseMs = 150;
 constexpr double kHandoffMs = 1.0;         ///< between two processes of a host: links, wake-ups, the last pages
 constexpr size_t kCopyBytes = 64u << 20;
 
@@ -92,6 +95,23 @@ class Rig {
         return s;
     }
 
+    /// Median times of many steps in rounds, so that what disturbs the machine for a while touches each a little. Each is run twice and
+    /// timed once: in a replica a step mostly follows one of its kind, and finds its weights and KV where that left them.
+    Expected<std::vector<StepSample>> time_all(std::vector<StepSample> steps) {
+        std::vector<std::vector<double>> us(steps.size());
+        int64_t begin = 0;
+        for (uint32_t round = 0; round <= kRoundsMax && (round <= kRoundsMin || steady_now_us() - begin < kAllUs); ++round) {
+            if (round == 1) begin = steady_now_us();
+            for (size_t i = 0; i < steps.size(); ++i) {
+                BATON_TRY(run(steps[i]));
+                BATON_TRY_ASSIGN(const double once, run(steps[i]));
+                if (round > 0) us[i].push_back(once);  // the first fills pages and buffers
+            }
+        }
+        for (size_t i = 0; i < steps.size(); ++i) steps[i].us = median(std::move(us[i]));
+        return steps;
+    }
+
     [[nodiscard]] std::string describe() const { return backend_->describe(); }
     [[nodiscard]] uint64_t positions() const { return uint64_t{block_tokens_} * blocks_.size(); }
     /// Whether all sequences of the step find blocks.
@@ -137,6 +157,18 @@ std::vector<StepSample> points(const Rates& rates, uint32_t longest, uint32_t ba
     return out;
 }
 
+/// How much longer a step takes after a pause than right after another one, ms.
+Expected<double> after_pause(Rig& rig, const StepSample& step) {
+    BATON_TRY_ASSIGN(const StepSample warm, rig.time(step));
+    std::vector<double> us;
+    for (uint32_t i = 0; i < kPauses; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
+        BATON_TRY_ASSIGN(const double once, rig.run(step));
+        us.push_back(once);
+    }
+    return std::max(0.0, median(std::move(us)) - warm.us) / 1000;
+}
+
 /// How much longer steps take while another replica's run on the same cores: of `a` and of `b`.
 Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Rig& b, const StepSample& of_b, double seconds) {
     BATON_TRY_ASSIGN(const StepSample alone_a, a.time(of_a));
@@ -174,9 +206,9 @@ Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Rig& 
 }
 
 Expected<void> measure_beside(Rig& rig, Rig& second, const MeasureOptions& o, Rates& rates) {
-    const uint32_t context = o.longest;
-    const StepSample chunk{std::min(rates.step_tokens, o.longest), 0, 0, 0, 0};
-    StepSample rows{0, 0, std::min(o.batch, rates.sequences), context, 0};
+    // As long as the load's own: the shorter a chunk's parts, the more it suffers from others on its cores.
+    const StepSample chunk{std::min(rates.step_tokens, o.prompt), 0, 0, 0, 0};
+    StepSample rows{0, 0, std::min(o.batch, rates.sequences), std::min(o.longest, (o.prompt + o.longest) / 2), 0};
     while (rows.rows > 1 && (!rig.fits(rows) || !second.fits(rows))) rows.rows /= 2;
     BATON_TRY_ASSIGN(const auto mixed, beside(rig, chunk, second, rows, o.seconds));
     BATON_TRY_ASSIGN(const auto chunks, beside(rig, chunk, second, chunk, o.seconds));
@@ -228,11 +260,11 @@ Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) 
     options.weights_fd = weights.get();
     BATON_TRY_ASSIGN(const auto rig, Rig::make(plan, options));
     rates.engine = rig->describe();
-    for (const StepSample& point : points(rates, o.longest, o.batch)) {
-        if (!rig->fits(point)) continue;
-        BATON_TRY_ASSIGN(const StepSample timed, rig->time(point));
-        rates.samples.push_back(timed);
-    }
+    std::vector<StepSample> all = points(rates, o.longest, o.batch);
+    std::erase_if(all, [&](const StepSample& point) { return !rig->fits(point); });
+    BATON_TRY_ASSIGN(rates.samples, rig->time_all(std::move(all)));
+    BATON_TRY_ASSIGN(rates.after_pause_ms[0], after_pause(*rig, {std::min(rates.step_tokens, o.prompt), 0, 0, 0, 0}));
+    BATON_TRY_ASSIGN(rates.after_pause_ms[1], after_pause(*rig, {0, 0, 1, std::min(o.longest, (o.prompt + o.longest) / 2), 0}));
     rates.handoff_ms = kHandoffMs;
     rates.handoff_gb_per_s = copy_rate();
     if (o.beside) {

@@ -15,6 +15,7 @@ struct MeasureOptions {
     std::string isa;                ///< see backend::CpuOptions
     uint32_t step_tokens = 0, sequences = 0, block_tokens = 0;  ///< of a replica; 0: what a launch takes
     uint32_t longest = 2048;        ///< positions that the longest sequence gets to
+    uint32_t prompt = 512;          ///< tokens of a prompt, on average
     uint32_t batch = 8;             ///< sequences that decode beside prompts, about
     bool beside = true;             ///< CPU: what two replicas on the same cores cost each other
     double seconds = 1;             ///< of each measurement of two replicas

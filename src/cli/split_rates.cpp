@@ -131,6 +131,7 @@ Json to_json(const Rates& rates) {
             {"max_num_seqs", rates.sequences}, {"block_tokens", rates.block_tokens}, {"kv_tokens", rates.kv_tokens},
             {"kv_bytes_per_token", rates.kv_bytes_per_token}, {"handoff_ms", rates.handoff_ms}, {"handoff_gb_per_s", rates.handoff_gb_per_s},
             {"beside", {{"prefill", {{"prefill", b[0][0]}, {"decode", b[0][1]}}}, {"decode", {{"prefill", b[1][0]}, {"decode", b[1][1]}}}}},
+            {"after_pause_ms", {{"prefill", rates.after_pause_ms[0]}, {"decode", rates.after_pause_ms[1]}}},
             {"prefill", prefill}, {"decode", decode}, {"mixed", mixed}};
 }
 
@@ -157,6 +158,13 @@ Expected<Rates> parse_rates(const Json& json) {
         for (const char* key : {"prefill", "decode", "mixed"}) BATON_TRY(read_samples(json, key, rates.samples));
     }
     BATON_TRY(read_beside(json, rates));
+    if (const auto pause = json.find("after_pause_ms"); pause != json.end()) {
+        if (!pause->is_object()) return fail(ErrorCode::kInvalidArgument, "after_pause_ms must be an object with prefill and decode", "after_pause_ms");
+        Reader of(*pause, "after_pause_ms.");
+        rates.after_pause_ms[0] = of.number("prefill", 0, kMsMax);
+        rates.after_pause_ms[1] = of.number("decode", 0, kMsMax);
+        BATON_TRY(of.ok());
+    }
     return rates;
 }
 

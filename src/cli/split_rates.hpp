@@ -21,6 +21,8 @@ struct Rates {
     /// Shared cores: how many times longer a step takes while another replica computes all the time, by the kind of the step and then
     /// that of the other: 0 a prompt's chunk, 1 a decode step.
     double beside[2][2]{{1, 1}, {1, 1}};
+    /// How much longer a chunk and a decode step take where the replica had nothing to do for a while and its caches were used by others.
+    double after_pause_ms[2]{0, 0};
     double handoff_ms = 0;        ///< of a hand-off, whatever its size
     double handoff_gb_per_s = 0;  ///< of its bytes; 0: they take no time
 };

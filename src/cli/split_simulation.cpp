@@ -21,6 +21,7 @@ namespace {
 
 constexpr double kTickUs = 50'000;
 constexpr double kSubmitAheadUs = 300;   ///< a device's next step is submitted that long ahead where a sequence is on its way
+constexpr double kPauseUs = 100'000;     ///< after that long the caches are others'
 constexpr uint32_t kUnboundedBlocks = 1u << 18;
 constexpr int64_t kDeadlineMs = int64_t{30} * 24 * 3600 * 1000;
 constexpr TokenId kAnswerToken = 1;
@@ -47,7 +48,7 @@ struct Replica {
     std::deque<Step> steps;                     ///< the first one runs
     std::vector<std::function<void()>> inbox;   ///< waits for the end of the step, where compute is the engine thread's own
     std::map<uint64_t, Offered> offers;
-    double link_free_us = 0, busy_us = 0, begun_us = 0, ends_us = 0, ticked_us = 0;
+    double link_free_us = 0, busy_us = 0, begun_us = 0, ends_us = 0, ended_us = 0, ticked_us = 0;
     uint32_t index = 0;
 };
 
@@ -278,13 +279,16 @@ class World {
     void begin(Replica& r) {
         const Step& step = r.steps.front();
         r.begun_us = now_us_;
-        r.cores->begin(now_us_, r.index, step.work_us, step.prompt_share);
-        r.ends_us = now_us_ + step.work_us;
+        const double paused = std::min(1.0, (now_us_ - r.ended_us) / kPauseUs);
+        const double work_us = step.work_us + paused * 1000 * rates_.after_pause_ms[step.prompt_share >= 0.5 ? 0 : 1];
+        r.cores->begin(now_us_, r.index, work_us, step.prompt_share);
+        r.ends_us = now_us_ + work_us;
     }
 
     void step_over(Replica& r) {
         r.cores->end(now_us_, r.index);
         r.busy_us += now_us_ - r.begun_us;
+        r.ended_us = now_us_;
         const Step step = std::move(r.steps.front());
         r.steps.pop_front();
         if (!r.steps.empty()) begin(r);

@@ -38,7 +38,7 @@ def test_measures_a_model_and_advises(tmp_path):
 
 
 def test_known_times_and_limits_of_gpus():
-    traffic = ["--input-tokens", "4096", "--output-tokens", "128", "--rate", "20", "--devices", "4", "--requests", "300"]
+    traffic = ["--input-tokens", "4096", "--output-tokens", "128", "--rate", "60", "--devices", "4", "--requests", "300"]
     out = json.loads(split(*GIVEN, *traffic, "--itl-ms", "4", "--ttft-ms", "200", "--json").stdout)
     assert [row["topology"] for row in out["topologies"]] == ["4 hybrid", "1P3D", "2P2D", "3P1D"]
     assert out["recommendation"]["good"] and "P" in out["recommendation"]["topology"]  # a chunk takes longer than a gap may

@@ -9,6 +9,7 @@ Json whole() {
     return Json::parse(R"({"engine": "cpu amx, 2 threads", "device": "cpu", "max_num_batched_tokens": 256, "max_num_seqs": 32, "block_tokens": 16,
         "kv_tokens": 4096, "kv_bytes_per_token": 23040, "handoff_ms": 1.5, "handoff_gb_per_s": 5,
         "beside": {"prefill": {"prefill": 2, "decode": 1.5}, "decode": {"prefill": 3, "decode": 2.1}},
+        "after_pause_ms": {"prefill": 4, "decode": 1},
         "prefill": [{"tokens": 16, "ms": 8.5}, {"tokens": 256, "position": 256, "ms": 99}],
         "decode": [{"batch": 4, "context": 300, "ms": 6.25}], "mixed": [{"tokens": 64, "batch": 2, "context": 300, "ms": 31}]})");
 }
@@ -65,6 +66,8 @@ TEST(Rates, TheFieldThatIsWrongIsNamed) {
     EXPECT_EQ(field_of("/prefill/1/ms", 0), "prefill[1].ms");
     EXPECT_EQ(field_of("/decode/0/batch", 1e9), "decode[0].batch");
     EXPECT_EQ(field_of("/mixed/0/context", Json()), "mixed[0].context");
+    EXPECT_EQ(field_of("/after_pause_ms/decode", -1), "after_pause_ms.decode");
+    EXPECT_EQ(field_of("/after_pause_ms", 1), "after_pause_ms");
     EXPECT_EQ(field_of("/beside/decode", 2), "beside.decode");
     EXPECT_EQ(field_of("/beside/prefill/decode", 0.5), "beside.prefill.decode");
     EXPECT_EQ(parse_rates(Json::parse(R"({"lines": [{"phase": "prefill", "batch": 1, "tokens": 5, "ms": 2}, {"phase": "sleep", "ms": 1}]})")).error().param, "lines[1].phase");

@@ -122,6 +122,14 @@ TEST(SplitSimulation, ARequestAloneTakesTheSumOfItsSteps) {
     EXPECT_EQ(pair.outcome.results[0].e2e_us, 30'000 + 3'000 + 10 * 2'000);
 }
 
+TEST(SplitSimulation, AStepAfterAPauseTakesLonger) {
+    Rates r = devices();
+    r.after_pause_ms[0] = 5;
+    const Simulated rested = run(load(512, 11, 0.01, 3), kHybrid, r, fixed_cost());
+    EXPECT_EQ(rested.outcome.results[1].ttft_us, 15'000);
+    EXPECT_EQ(rested.outcome.results[1].e2e_us, 15'000 + 10 * 2'000);
+}
+
 TEST(SplitSimulation, BytesOfAHandOffTakeTheirTimeBesideThePrompt) {
     Rates r = devices();
     const BenchServeOptions o = load(512, 2, 0.01, 1);
