@@ -41,15 +41,18 @@ Json settings_schema() {
     Json properties{{std::string(kSchemaKey), {{"type", "string"}, {"description", "where this schema lies; for editors"}}}};
     for (const Setting& s : settings_table()) properties[std::string(s.key)] = schema_of(s);
     const Json has_link{{"required", {"link_address"}}, {"properties", {{"link_address", {{"minLength", 1}}}}}};
+    const Json empty{{"const", ""}}, text{{"minLength", 1}};
+    const auto tls = [](const Json& each) { return Json{{"properties", {{"tls_certificate", each}, {"tls_key", each}}}}; };
     return {{"$schema", kDraft},
             {"title", "Settings of baton"},
             {"description", "The file of `baton serve --config FILE` and `baton supervisor --config FILE`."},
             {"type", "object"},
             {"properties", properties},
             {"additionalProperties", false},
-            // The secret may come from the environment instead.
+            // What goes with a setting may come from the environment instead: that is said only of what is in the file.
             {"if", has_link},
             {"then", {{"properties", {{"link_secret", {{"minLength", kLinkSecretMin}}}}}}},
+            {"dependentSchemas", {{"tls_certificate", {{"if", {{"required", {"tls_key"}}}}, {"then", {{"anyOf", {tls(empty), tls(text)}}}}}}}},
             {"$defs", {{"launch", launch_schema("#/$defs/replica_config")}, {"replica_config", replica_config_schema()}}}};
 }
 

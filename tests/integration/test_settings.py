@@ -141,7 +141,7 @@ def test_each_setting_is_judged_alike(schemas, judges):
     cases = []
     for name, schema in properties.items():
         # A link's secret is needed with its address, and may come from elsewhere: how the two go together is told below.
-        more = {"link_secret": "0123456789abcdef"} if name == "link_address" else {}
+        more = {"link_address": {"link_secret": "0123456789abcdef"}, "tls_certificate": {"tls_key": "k"}, "tls_key": {"tls_certificate": "c"}}.get(name, {})
         cases += [(name, {**more, name: v}) for v in values_for(schema)]
     cases += [("nonsense", {"nonsense": 1}), ("$schema", {"$schema": "https://example.org/s"}), ("$schema", {"$schema": 1})]
     for secret in ("0123456789abcdef", "0123456789abcde"):
