@@ -45,7 +45,7 @@ def test_known_times_and_limits_of_gpus():
     assert any(m.startswith("ITL") for m in out["topologies"][0]["missed"])
     text = split(*GIVEN, *traffic, "--itl-ms", "4").stdout
     assert "TOPOLOGY" in text and "Take" in text and "chunk of n prompt tokens" in text
-    one = json.loads(split(*GIVEN, *traffic, "--topology", "2p1d,hybrid", "--concurrency", "3", "--rate", "0", "--json").stdout)
+    one = json.loads(split(*GIVEN, "--topology", "2p1d,hybrid", "--concurrency", "3", "--requests", "60", "--json").stdout)
     assert [row["topology"] for row in one["topologies"]] == ["2P1D", "1 hybrid"]
 
 
