@@ -51,11 +51,13 @@ Expected<void> check_size(const LoadPlan& plan) {
 /// Sequences that decode beside prompts, for what is measured: a few, or what a fixed number in flight leaves.
 uint32_t batch_of(const BenchServeOptions& load) { return load.concurrency > 0 ? std::clamp(load.concurrency, 1u, 64u) : 4u; }
 
-uint32_t prompt_of(const LoadPlan& plan) {
+/// What requests have of something, on average.
+template <class Of>
+double average(const LoadPlan& plan, Of of) {
     const uint64_t count = std::min<uint64_t>(plan.size(), 4096);
-    uint64_t sum = 0;
-    for (uint64_t i = 0; i < count; ++i) sum += plan.input_tokens(i);
-    return static_cast<uint32_t>(std::max<uint64_t>(1, sum / std::max<uint64_t>(count, 1)));
+    double sum = 0;
+    for (uint64_t i = 0; i < count; ++i) sum += of(i);
+    return std::max(1.0, sum / static_cast<double>(std::max<uint64_t>(count, 1)));
 }
 
 Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, const LoadPlan& plan_of_load) {
@@ -67,8 +69,9 @@ Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, c
     m.sequences = o.sequences;
     m.block_tokens = o.block_tokens;
     m.longest = longest_of(plan_of_load);
-    m.prompt = prompt_of(plan_of_load);
+    m.prompt = static_cast<uint32_t>(average(plan_of_load, [&](uint64_t i) { return plan_of_load.input_tokens(i); }));
     m.batch = batch_of(load);
+    if (plan_of_load.open()) m.tokens_per_second = load.rate * average(plan_of_load, [&](uint64_t i) { return plan_of_load.output_tokens(i); });
     const auto plan = o.shape.empty() ? model::load_plan(o.model_path) : random_plan(o.shape);
     if (!plan) return fail(plan.error());
     std::fprintf(stderr, "measuring %s ...\n", o.shape.empty() ? o.model_path.c_str() : o.shape.c_str());

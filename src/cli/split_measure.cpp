@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -205,10 +206,17 @@ Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Rig& 
     return std::pair(longer(us[0], alone_a.us), longer(us[1], alone_b.us));
 }
 
+/// Sequences that decode at once, by Little's law: answers' tokens a second times what a token takes one sequence alone.
+uint32_t rows_at_once(const MeasureOptions& o, const std::vector<StepSample>& samples) {
+    const auto alone = std::find_if(samples.rbegin(), samples.rend(), [](const StepSample& s) { return s.rows == 1 && s.prompt_tokens == 0; });
+    if (o.tokens_per_second <= 0 || alone == samples.rend()) return o.batch;
+    return static_cast<uint32_t>(std::clamp(std::ceil(o.tokens_per_second * alone->us / 1e6), 1.0, 64.0));
+}
+
 Expected<void> measure_beside(Rig& rig, Rig& second, const MeasureOptions& o, Rates& rates) {
     // As long as the load's own: the shorter a chunk's parts, the more it suffers from others on its cores.
     const StepSample chunk{std::min(rates.step_tokens, o.prompt), 0, 0, 0, 0};
-    StepSample rows{0, 0, std::min(o.batch, rates.sequences), std::min(o.longest, (o.prompt + o.longest) / 2), 0};
+    StepSample rows{0, 0, std::min(rows_at_once(o, rates.samples), rates.sequences), std::min(o.longest, (o.prompt + o.longest) / 2), 0};
     while (rows.rows > 1 && (!rig.fits(rows) || !second.fits(rows))) rows.rows /= 2;
     BATON_TRY_ASSIGN(const auto mixed, beside(rig, chunk, second, rows, o.seconds));
     BATON_TRY_ASSIGN(const auto chunks, beside(rig, chunk, second, chunk, o.seconds));

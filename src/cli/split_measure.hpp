@@ -17,6 +17,7 @@ struct MeasureOptions {
     uint32_t longest = 2048;        ///< positions that the longest sequence gets to
     uint32_t prompt = 512;          ///< tokens of a prompt, on average
     uint32_t batch = 8;             ///< sequences that decode beside prompts, about
+    double tokens_per_second = 0;   ///< that the answers ask for; 0: as many as `batch` makes
     bool beside = true;             ///< CPU: what two replicas on the same cores cost each other
     double seconds = 1;             ///< of each measurement of two replicas
 };
