@@ -1,5 +1,6 @@
 // Line charts over time, drawn as SVG.
 import { h, svg, show } from "./dom.js";
+import { percent } from "./format.js";
 
 const WIDTH = 560, HEIGHT = 190, LEFT = 58, RIGHT = 10, TOP = 10, BOTTOM = 22;
 
@@ -44,7 +45,8 @@ export class Chart {
     const end = this.times.at(-1) ?? Date.now() / 1000;
     const x = (t) => LEFT + (1 - (end - t) / this.window) * (WIDTH - LEFT - RIGHT);
     const all = this.series.flat().filter((v) => v !== null && Number.isFinite(v));
-    const top = ceiling(Math.max(0, ...all));
+    const most = Math.max(0, ...all);
+    const top = this.format === percent && most <= 1 ? Math.min(1, ceiling(most)) : ceiling(most);
     const y = (v) => TOP + (1 - v / top) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
     for (let i = 0; i <= 4; ++i) {

@@ -10,8 +10,8 @@ function replica_row(r) {
   const where = r.gpu_idx?.length ? `GPU ${r.gpu_idx.join(", ")}` : "CPU";
   return h("tr", {},
     h("th", { scope: "row" }, h("span", { class: `chip ${r.role}` }, r.role), " ", h("span", { class: "id" }, r.replica_uid)),
-    h("td", { "data-label": "State" }, h("span", { class: `state ${r.status}` }, r.status), r.error_message && h("span", { class: "error" }, r.error_message)),
-    h("td", { "data-label": "Device" }, where, h("span", { class: "note" }, ` ${r.worker_address ?? ""}`)),
+    h("td", { "data-label": "State" }, h("span", {}, h("span", { class: `state ${r.status}` }, r.status), r.error_message && h("span", { class: "error" }, r.error_message))),
+    h("td", { "data-label": "Device" }, h("span", {}, where, h("span", { class: "note" }, ` ${r.worker_address ?? ""}`))),
     h("td", { "data-label": "Process", class: "num" }, r.pid ?? "–"),
     h("td", { "data-label": "Memory", class: "num", title: r.gpu_idx?.length ? "all that it took of its GPU" : "its KV cache; weights are shared by replicas of one model" }, r.memory_bytes ? f.bytes(r.memory_bytes) : "–"),
     h("td", { "data-label": "Running", class: "num" }, f.number(r.running)),
