@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <charconv>
 #include <cstdint>
 #include <string>
@@ -145,14 +144,7 @@ class JsonReader {
                 return false;
             code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
         }
-        if (code < 0x80) {
-            out.push_back(static_cast<char>(code));
-            return true;
-        }
-        constexpr std::array<uint32_t, 4> kLeads = {0, 0xC0, 0xE0, 0xF0};
-        uint32_t more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-        out.push_back(static_cast<char>(kLeads[more] | code >> (6 * more)));
-        while (more-- > 0) out.push_back(static_cast<char>(0x80 | ((code >> (6 * more)) & 0x3F)));
+        append_utf8(out, code);
         return true;
     }
     bool hex4(uint32_t& code) {
