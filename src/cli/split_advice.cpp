@@ -9,7 +9,8 @@ namespace baton::cli::split {
 namespace {
 
 constexpr double kKeepsUp = 0.85;        ///< of the time that all took must be that of the arrivals
-constexpr uint32_t kSearchRequests = 300;
+constexpr uint32_t kSearchRequests = 300, kSearchRequestsMax = 6000;
+constexpr double kSearchSeconds = 20;    ///< for so long requests come at each rate that is tried: a queue must have the time to grow
 constexpr double kNear = 1.05;
 constexpr double kHundredth = 0.01;
 constexpr int kDoublings = 8;
@@ -65,10 +66,16 @@ Expected<Candidate> judge(const BenchServeOptions& load, const Topology& topolog
     Candidate c;
     c.topology = topology;
     c.simulated = simulate(load, plan, topology, rates, cost);
+    const auto& results = c.simulated.outcome.results;
+    if (!results.empty() && std::none_of(results.begin(), results.end(), [](const RequestResult& r) { return r.ok; }))
+        return fail(ErrorCode::kInvalidArgument, "no request of this load fits into the KV cache of a replica, " + std::to_string(rates.kv_tokens) + " tokens", "kv_tokens");
     c.summary = summarise(load, c.simulated.outcome);
+    // What one request takes after it came is no sign of a queue; what the median takes may be the queue.
+    double tail_s = 0;
+    for (const RequestResult& r : results)
+        if (r.ok && (tail_s <= 0 || static_cast<double>(r.e2e_us) / 1e6 < tail_s)) tail_s = static_cast<double>(r.e2e_us) / 1e6;
     c.simulated.outcome.results.clear();
-    const double window_s = c.simulated.outcome.window_s, tail_s = figure(c.summary, "e2e_ms", "p50") / 1000;
-    // What the last requests take after the last one came is no sign of a queue.
+    const double window_s = c.simulated.outcome.window_s;
     const double arriving_s = plan.open() && plan.size() > plan.warmup() ? static_cast<double>(plan.due_us().back() - plan.due_us()[plan.warmup()]) / 1e6 : window_s;
     c.keeps_up = c.simulated.refused == 0 && kKeepsUp * window_s <= arriving_s + tail_s;
     hold(c, "ttft_ms", "TTFT", limits.ttft_ms, limits);
@@ -80,9 +87,9 @@ Expected<Candidate> judge(const BenchServeOptions& load, const Topology& topolog
 Expected<double> find_rate(const BenchServeOptions& load, const Topology& topology, const Rates& rates, const StepCost& cost, const Limits& limits) {
     BenchServeOptions trial = load;
     trial.interval_ms = 0;
-    trial.requests = std::min(trial.requests, kSearchRequests);
     const auto good = [&](double rate) -> Expected<bool> {
         trial.rate = rate;
+        trial.requests = static_cast<uint32_t>(std::clamp(rate * kSearchSeconds, double{kSearchRequests}, double{kSearchRequestsMax}));
         BATON_TRY_ASSIGN(const Candidate c, judge(trial, topology, rates, cost, limits));
         return c.good();
     };

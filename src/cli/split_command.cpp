@@ -79,6 +79,8 @@ Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, c
 }
 
 Expected<Rates> rates_of(const SplitOptions& o, const BenchServeOptions& load, const LoadPlan& plan) {
+    if (o.device != "cpu" && o.device != "cuda" && !o.device.starts_with("cuda:"))
+        return fail(ErrorCode::kInvalidArgument, "--device: '" + o.device + "' is none of cpu, cuda, cuda:N", "device");
     const int sources = (o.model_path.empty() ? 0 : 1) + (o.shape.empty() ? 0 : 1) + (o.rates_file.empty() ? 0 : 1) + (o.prefill_ms.empty() && o.decode_ms.empty() ? 0 : 1);
     if (sources != 1)
         return fail(ErrorCode::kInvalidArgument, "give one of --model-path, --shape, --rates, or --prefill-ms with --decode-ms: what a replica takes is measured, or known", "model_path");

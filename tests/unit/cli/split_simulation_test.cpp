@@ -325,6 +325,30 @@ TEST(Advice, TheHighestRateIsGoodAndAHigherOneIsNot) {
     EXPECT_EQ(*find_rate(o, kPair, devices(), real_cost(), {0.001, 0, 0, 50}), 0);
 }
 
+// A burst that ends before its queue has grown must not pass for a rate that is kept up.
+TEST(Advice, NoRateIsAboveWhatPrefillCanDo) {
+    std::vector<double> found;
+    for (const double from : {1.0, 64.0}) {
+        BenchServeOptions o = load(512, 32, from, 300);
+        const auto rate = find_rate(o, kPair, devices(), real_cost(), {0, 0, 1e9, 50});
+        ASSERT_TRUE(rate);
+        o.rate = *rate;
+        const auto plan = LoadPlan::make(o);
+        const StepCost cost = real_cost();
+        EXPECT_LT(estimate(traffic_of(o, *plan, devices(), cost), kPair, devices(), cost).prefill_busy, 1.25);
+        found.push_back(*rate);
+    }
+    EXPECT_NEAR(found[0] / found[1], 1, 0.15) << "it does not depend on where the search begins";
+}
+
+TEST(Advice, ALoadThatFitsNowhereIsRefused) {
+    Rates small = devices();
+    small.kv_tokens = 16;
+    const auto none = judge(load(512, 32, 1, 100), kPair, small, real_cost(), {});
+    ASSERT_FALSE(none);
+    EXPECT_EQ(none.error().param, "kv_tokens");
+}
+
 TEST(Arithmetic, SaysWhatPilesUp) {
     const BenchServeOptions o = load(1024, 64, 30, 300);
     const auto plan = LoadPlan::make(o);
