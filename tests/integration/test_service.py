@@ -295,7 +295,7 @@ def test_a_start_waits_for_the_workers_that_it_names(tmp_path):
                 start_worker(port)
             wait_for(lambda: len(server.http.get("/v1/workers").json()) == 2, 20, "both workers")
             rows = [{"role": role, "devices": [{"worker_ip": f"127.0.0.1:{port}", "n_gpu": 0}]} for role, port in zip(("prefill", "decode"), ports)]
-            server.launch(replica_config=rows, replica=2)
+            server.launch("2h", replica_config=rows)  # "2h" places nothing itself
             for pid in [server.process.pid, *(p.pid for p in workers), *(d for p in workers for d in _descendants(p.pid))]:
                 _kill(pid)
             for p in [server.process, *workers]:
