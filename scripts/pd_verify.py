@@ -202,7 +202,7 @@ class Verification:
         def found():
             staged = [e["req"] for e in self.server.events("kv.staged", self.first_line, model_uid=PD_UID, role="prefill")]
             loaded = [e["req"] for e in self.server.events("kv.loaded", self.first_line, model_uid=PD_UID, role="decode")
-                      if self.mover in ("auto", mover_of(e))]
+                      if self.mover in ("auto", e.get("mover"))]
             return [(staged.count(i), loaded.count(i)) for i in self.ids]
 
         wait_for(lambda: set(found()) == {(1, 1)}, 3)
@@ -216,10 +216,6 @@ class Verification:
         moved = self.server.metric("baton_handoff_bytes_total", model_uid=PD_UID)
         self.check(settled and computed == 0 and fallbacks == 0 and not held, f"{moved / 1e6:.1f} MB of KV handed over, the decode replica computed "
                    f"{computed:.0f} prompt tokens, {fallbacks:.0f} fallbacks, held afterwards: {held or 'nothing'}")
-
-
-def mover_of(event):
-    return dict(part.partition("=")[::2] for part in event["detail"].split()).get("mover")
 
 
 def verify(binary, report, settings, gpus=None, env=None):

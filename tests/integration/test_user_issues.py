@@ -122,6 +122,7 @@ def test_06_and_24_replicas_on_the_workers_that_were_named_and_a_lost_worker(tin
         assert r.status_code == 200, r.text
         assert [row["worker_address"] for row in server.replicas()] == [address["b"], address["a"]]
         assert server.complete("x", max_tokens=3)
+        server.wait_ready()  # not so in the first moments of a start, when workers may bring deployments along
         processes["a"].kill()
         wait_for(lambda: server.http.get("/ready").status_code == 503, 10, "not ready")
         r = server.http.post("/v1/completions", json={"model": UID, "prompt": "x", "max_tokens": 3})
