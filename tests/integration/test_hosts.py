@@ -154,6 +154,7 @@ def test_prefill_and_decode_on_two_hosts(network, tiny_model, tmp_path):
         assert set(movers(a) + movers(b)) == {"tcp"}
 
         old = b.address()
+        server.wait_ready()
         b.stop(signal.SIGKILL)
         wait_for(lambda: server.http.get("/ready").status_code == 503, 10, "the loss is noticed")
         r = server.http.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3})
