@@ -117,9 +117,6 @@ class Builder {
 /// Appends what the library prints for a string; false where its bytes are no UTF-8, which the
 /// library sees to.
 bool print_string(std::string& out, std::string_view text) {
-    constexpr std::string_view kEscaped = "\b\t\n\f\r\"\\";
-    constexpr std::string_view kNames = "btnfr\"\\";
-    constexpr std::string_view kHex = "0123456789abcdef";
     out.push_back('"');
     size_t plain = 0;  // start of the run that needs no change
     for (size_t pos = 0; pos < text.size();) {
@@ -136,15 +133,7 @@ bool print_string(std::string& out, std::string_view text) {
         }
         out.append(text.substr(plain, pos - plain));
         plain = ++pos;
-        out.push_back('\\');
-        const size_t name = kEscaped.find(static_cast<char>(byte));
-        if (name != std::string_view::npos) {
-            out.push_back(kNames[name]);
-        } else {
-            out.append("u00");
-            out.push_back(kHex[byte >> 4]);
-            out.push_back(kHex[byte & 15]);
-        }
+        append_json_escape(out, byte);
     }
     out.append(text.substr(plain)).push_back('"');
     return true;

@@ -15,7 +15,9 @@ namespace {
 constexpr std::string_view kHex = "0123456789abcdef";
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-void append_escape(std::string& out, uint8_t byte) {
+}  // namespace
+
+void append_json_escape(std::string& out, uint8_t byte) {
     switch (byte) {
         case '"':
             out.append("\\\"");
@@ -45,8 +47,6 @@ void append_escape(std::string& out, uint8_t byte) {
     }
 }
 
-}  // namespace
-
 void append_json_string(std::string& out, std::string_view text) {
     out.push_back('"');
     size_t plain = 0;  // start of the run that needs no change
@@ -65,7 +65,7 @@ void append_json_string(std::string& out, std::string_view text) {
         if (byte >= 0x80) {
             out.append(kReplacement);
         } else {
-            append_escape(out, byte);
+            append_json_escape(out, byte);
         }
         plain = ++pos;
     }

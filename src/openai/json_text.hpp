@@ -1,11 +1,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace baton::openai {
 
+/// Appends the escape of a byte that a JSON string may not hold as it is: a quote, a backslash, a
+/// control character.
+void append_json_escape(std::string& out, uint8_t byte);
 /// Appends a number as JSON: the shortest text that reads back equal; -9999.0 for infinities and
 /// NaN.
 void append_json_float(std::string& out, float value);
