@@ -58,8 +58,8 @@ Choice::Output Choice::push(std::span<const wire::Token> tokens, wire::Finish fi
     if (done()) {
         take_parts(splitter_.finish(), out);
         ToolParser::Output rest;
-        tools_.finish(rest);
-        out.content += rest.content;
+        tools_.finish(std::string_view(finish_reason_) == "length", rest);
+        take_found(std::move(rest), out);
         if (tools_.calls() > 0 && std::string_view(finish_reason_) == "stop")
             finish_reason_ = "tool_calls";
     }
@@ -112,6 +112,10 @@ void Choice::take_parts(ReasoningSplitter::Parts parts, Output& out) {
     }
     ToolParser::Output found;
     tools_.push(parts.content, found);
+    take_found(std::move(found), out);
+}
+
+void Choice::take_found(ToolParser::Output found, Output& out) {
     out.content += found.content;
     // A call that grows in several steps of one push stays one part.
     for (CallDelta& call : found.calls) {

@@ -51,6 +51,7 @@ class Choice {
     void take_text(std::string_view piece, Output& out);
     void emit(std::string text, Output& out);
     void take_parts(ReasoningSplitter::Parts parts, Output& out);
+    static void take_found(ToolParser::Output found, Output& out);
     void finish_text(Output& out);
     void release(Output& out, bool all);
 

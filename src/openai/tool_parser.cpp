@@ -6,6 +6,7 @@
 
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/openai/json.hpp"
 #include "openai/json.hpp"
 
 namespace baton::openai {
@@ -367,10 +368,34 @@ void ToolParser::give_up(Output& out) {
     state_ = format_ == ToolFormat::kLlama3 ? State::kPlain : State::kText;
 }
 
-void ToolParser::finish(Output& out) {
+/// The one tool that the beginning of a forced call can still become, as its grammar writes it.
+const Tool* ToolParser::certain_tool() const {
+    const Tool* only = nullptr;
+    for (const Tool& tool : use_.tools) {
+        if (use_.choice == ToolChoice::kNamed && tool.name != use_.name) continue;
+        const std::string head = "{\"name\": " + json_string(tool.name) + ",";
+        if (!head.starts_with(call_) && !call_.starts_with(head)) continue;
+        if (only != nullptr) return nullptr;
+        only = &tool;
+    }
+    return only;
+}
+
+void ToolParser::finish(bool cut, Output& out) {
     if (state_ == State::kObject && announced_) return;
-    if (state_ == State::kOpened || state_ == State::kObject || state_ == State::kName)
+    const bool forced = use_.choice == ToolChoice::kRequired || use_.choice == ToolChoice::kNamed;
+    if (state_ == State::kClosed) {
+        held_.clear();  // the beginning of what ends a call
+    } else if (forced && state_ != State::kPlain) {
+        const bool begun = state_ == State::kOpened || state_ == State::kObject || !held_.empty();
+        const Tool* tool = cut && begun ? certain_tool() : nullptr;
+        if (tool != nullptr) announce(tool->name, out);
+        before_.clear();
+        call_.clear();
+        held_.clear();
+    } else if (state_ == State::kOpened || state_ == State::kObject || state_ == State::kName) {
         give_up(out);
+    }
     emit_before(out);
     emit(held_, out);
     held_.clear();

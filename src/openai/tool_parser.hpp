@@ -34,8 +34,8 @@ struct CallDelta {
 
 /// Finds calls of tools in a growing text. Arguments come out as they grow; concatenated they are
 /// the model's own text of the object. What is no call of a known tool stays content, and so does a
-/// call whose name was not complete at the end. White space beside calls is dropped. The result
-/// does not depend on how the text was cut.
+/// call whose name was not complete at the end, unless calls are forced: then none of that text is
+/// shown. White space beside calls is dropped. The result does not depend on how the text was cut.
 class ToolParser {
   public:
     /// `use` outlives the parser.
@@ -45,8 +45,9 @@ class ToolParser {
         std::vector<CallDelta> calls;
     };
     void push(std::string_view text, Output& out);
-    /// What was held back, at the end of the text.
-    void finish(Output& out);
+    /// What was held back, at the end of the text; `cut`: by the limit of tokens. A forced call that
+    /// was cut before its arguments comes out without any, where its name is certain already.
+    void finish(bool cut, Output& out);
     /// Calls found so far.
     [[nodiscard]] uint32_t calls() const { return calls_; }
 
@@ -77,6 +78,7 @@ class ToolParser {
     bool whole_call(Output& out);
     void append_arguments(std::string_view text, Output& out);
     void give_up(Output& out);
+    [[nodiscard]] const Tool* certain_tool() const;
     void emit(std::string_view text, Output& out);
     [[nodiscard]] bool knows(std::string_view name) const;
     [[nodiscard]] std::string_view marker() const;

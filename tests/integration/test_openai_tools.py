@@ -111,6 +111,40 @@ def test_a_limit_cuts_a_call(api):
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_limit_cuts_a_forced_call(api, choice):
+    """What of it has come is a call, or nothing: never text, on any of the three routes, streaming or not."""
+    named = choice == "named"
+    choice = {"type": "function", "function": {"name": "weather"}} if named else choice
+    keys = {"tools": [WEATHER, CLOCK], "tool_choice": choice}
+    anthropic = {"messages": messages(("user", "Weather in Paris?")), "model": "speaker", "temperature": 0, **OFF,
+                 "tools": [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in (WEATHER, CLOCK)],
+                 "tool_choice": {"type": "tool", "name": "weather"} if named else {"type": "any"}}
+    responses = {"input": "Weather in Paris?", "model": "speaker", "temperature": 0, **OFF, "tools": [{"type": "function", **t["function"]} for t in (WEATHER, CLOCK)],
+                 "tool_choice": {"type": "function", "name": "weather"} if named else "required"}
+    whole = ask(api, "Weather in Paris?", **keys)["message"]["tool_calls"][0]["function"]["arguments"]
+    lengths = set()
+    for most in (1, 4, 8, 12, 16, 20):
+        cut = ask(api, "Weather in Paris?", max_tokens=most, **keys)
+        if cut["finish_reason"] != "length":
+            break
+        calls = cut["message"].get("tool_calls", [])
+        assert not cut["message"]["content"] and len(calls) <= 1
+        assert len(calls) == 1 or not named
+        assert all(c["function"]["name"] == "weather" and whole.startswith(c["function"]["arguments"]) for c in calls)
+        lengths |= {len(c["function"]["arguments"]) for c in calls}
+        streamed = ask(api, "Weather in Paris?", stream=True, max_tokens=most, **keys)
+        assert joined(streamed) == "" and streamed[-1]["choices"][0]["finish_reason"] == "length"
+        assert [(c["name"], c["arguments"]) for c in calls_of(streamed)] == [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+        said = api.http.post("/v1/messages", json={**anthropic, "max_tokens": most}, headers={"anthropic-version": "2023-06-01"}).json()
+        assert said["stop_reason"] == "max_tokens" and [b["type"] for b in said["content"]] == ["tool_use"] * len(calls), said
+        made = api.post("/v1/responses", **responses, max_output_tokens=most).json()
+        assert made["status"] == "incomplete" and made["output"][-1]["status"] == "incomplete", made
+        assert [i["arguments"] for i in made["output"] if i["type"] == "function_call"] == [c["function"]["arguments"] for c in calls]
+        assert all(part["text"] == "" for i in made["output"] if i["type"] == "message" for part in i["content"])
+    assert len(lengths) > 1
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a27_a_history_with_calls(api, model):
     call = {"id": "c00000000", "type": "function", "function": {"name": "weather", "arguments": '{"location": "Paris"}'}}

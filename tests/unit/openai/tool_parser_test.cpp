@@ -29,7 +29,7 @@ ToolUse weather_and_clock() {
 }
 
 Found parse(ToolFormat format, const std::vector<std::string>& pieces,
-            const ToolUse& use = weather_and_clock()) {
+            const ToolUse& use = weather_and_clock(), bool cut = true) {
     ToolParser parser(format, use);
     Found found;
     const auto take = [&](ToolParser::Output out) {
@@ -49,7 +49,7 @@ Found parse(ToolFormat format, const std::vector<std::string>& pieces,
         take(std::move(out));
     }
     ToolParser::Output out;
-    parser.finish(out);
+    parser.finish(cut, out);
     take(std::move(out));
     EXPECT_EQ(parser.calls(), found.calls.size());
     return found;
@@ -230,6 +230,54 @@ TEST(ToolParser, OneCallWhereOneIsAskedFor) {
                "tool_call><tool_call>{\"name\":\"weather\",\"arguments\":{\"a\":1}}</tool_call>"},
               use),
         (Found{"", {{"clock", "{}"}}}));
+}
+
+/// A forced call as its grammar writes it, cut after each byte: no part of it is ever content.
+TEST(ToolParser, AForcedCallThatIsCutIsNeverContent) {
+    const std::string arguments = R"({"a": "}<tool_call>", "b": [1]})";
+    const std::pair<ToolFormat, std::string> texts[] = {
+        {ToolFormat::kHermes, "<tool_call>\n{\"name\": \"weather\", \"arguments\": " + arguments + "}\n</tool_call>"},
+        {ToolFormat::kLlama3, "{\"name\": \"weather\", \"parameters\": " + arguments + "}"},
+        {ToolFormat::kMistral, "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": " + arguments + "}]"},
+    };
+    ToolUse either = weather_and_clock();
+    either.choice = ToolChoice::kRequired;
+    ToolUse named = weather_and_clock();
+    named.choice = ToolChoice::kNamed;
+    named.name = "weather";
+    for (const auto& [format, text] : texts) {
+        const size_t name_begins = text.find("weather");
+        for (const ToolUse* use : {&either, &named})
+            for (const bool cut : {true, false})
+                for (size_t at = 1; at <= text.size(); ++at) {
+                    const Found found = parse(format, {text.substr(0, at)}, *use, cut);
+                    EXPECT_EQ(found.content, "") << text.substr(0, at);
+                    // The name is out with the arguments' bracket; a cut call's as soon as it can be no other.
+                    const bool certain = cut && (use == &named || at > name_begins);
+                    const size_t calls = certain || at > text.find(arguments) ? 1 : 0;
+                    ASSERT_EQ(found.calls.size(), calls) << text.substr(0, at);
+                    if (calls == 0) continue;
+                    EXPECT_EQ(found.calls[0].name, "weather");
+                    EXPECT_TRUE(arguments.starts_with(found.calls[0].arguments)) << found;
+                }
+        EXPECT_EQ(parse(format, {text}, either), (Found{"", {{"weather", arguments}}}));
+    }
+}
+
+TEST(ToolParser, OfTwoNamesThatBeginAlikeNoneIsGuessed) {
+    ToolUse use{{{"get", ""}, {"get_all", ""}}, ToolChoice::kRequired, "", true};
+    const auto cut = [&](const char* text) { return parse(ToolFormat::kHermes, {text}, use); };
+    EXPECT_EQ(cut("<tool_call>\n{\"name\": \"get"), (Found{"", {}}));
+    EXPECT_EQ(cut("<tool_call>\n{\"name\": \"get_"), (Found{"", {{"get_all", ""}}}));
+    EXPECT_EQ(cut("<tool_call>\n{\"name\": \"get\""), (Found{"", {{"get", ""}}}));
+    EXPECT_EQ(cut("<tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call>\n<tool"), (Found{"", {{"get", "{}"}}}));
+}
+
+TEST(ToolParser, TheBeginningOfWhatEndsACallIsNoContent) {
+    const std::string call = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}";
+    const std::string end = "\n</tool_call>";
+    for (size_t at = 0; at <= end.size(); ++at)
+        EXPECT_EQ(parse(ToolFormat::kHermes, {call + end.substr(0, at)}), (Found{"", {{"clock", "{}"}}})) << at;
 }
 
 TEST(ToolParser, HostileTextIsBounded) {
