@@ -94,7 +94,7 @@ def handed_over(ctx, asked, alone, mover, exact):
     server, start = ctx.server, len(ctx.server.lines())
     if not launched(ctx, "prefill and decode", {"placements": ctx.pair, "verify_handoff": True, **exact, **({"mover": mover} if mover else {})}):
         return
-    by = server.events("xavier.pair_up", start)[-1]["mover"]
+    by = server.awaited_events(1, "xavier.pair_up", start)[-1]["mover"]
     same(ctx, f"prefill and decode over {by}, 8 at once", texts(server, asked, 8), alone)
     ctx.report.check(server.settled(0, "baton_fallbacks_total"), "no hand-off was replaced by computation")
     ctx.report.check(server.metric("baton_prefill_tokens_total", role="decode") == 0, "the decode replica computed no prompt")

@@ -196,9 +196,9 @@ def check_2p2d(ctx):
     start = len(ctx.server.lines())
     got, took = run_all(ctx.server, asked)
     equal(ctx, "2P2D, verified", asked, got, want, took)
-    staged = {e["req"]: e["replica"] for e in ctx.server.events("kv.staged", start)}
+    staged = {e["req"]: e["replica"] for e in ctx.server.awaited_events(len(asked), "kv.staged", start)}
     pairs = {}
-    for e in ctx.server.events("kv.loaded", start):
+    for e in ctx.server.awaited_events(len(asked), "kv.loaded", start):
         if e["req"] in staged:
             used = f"{staged[e['req']]}→{e['replica']}"
             pairs[used] = pairs.get(used, 0) + 1
@@ -220,7 +220,7 @@ def check_snapshots(ctx):
     wait_for(lambda: server.metric("baton_snapshots", state="complete") >= blocks, 5, 0.05)
     made = server.metric("baton_snapshots", state="complete")
     second = server.ask(prompt=shared, max_tokens=8, temperature=0, ignore_eos=True, request_id="snap-2")
-    by = {e["req"]: (e.get("replicas"), int(e["cached_tokens"])) for e in server.events("request.done")}
+    by = {e["req"]: (e.get("replicas"), int(e["cached_tokens"])) for e in server.awaited_events(2, "request.done")}
     one, two = by.get("snap-1", ("?", 0)), by.get("snap-2", ("?", 0))
     ctx.report.check(first.whole() and first.text == second.text and one[0] != two[0] and two[1] >= len(shared) * 0.9 - 64,
                      f"snapshots: {made:.0f} made; the other replica ({one[0]} then {two[0]}) found {two[1]} of {len(shared)} prompt tokens, "

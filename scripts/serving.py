@@ -173,6 +173,11 @@ class Server:
                 found.append(have)
         return found
 
+    def awaited_events(self, want, event, start=0, **fields):
+        """As events(), once there are `want` of them or 5 s have passed: a line may come after the answer that it is about."""
+        wait_for(lambda: len(self.events(event, start, **fields)) >= want, 5, 0.02)
+        return self.events(event, start, **fields)
+
     def troubles(self):
         """Lines of warnings and errors, without what an ordinary end causes."""
         return [line for line in self.lines() if any(level in line for level in (" error ", " warning ", " critical ")) and "closed by the other side" not in line]
