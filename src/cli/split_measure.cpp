@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -33,11 +34,58 @@ constexpr uint32_t kPauses = 7;
 constexpr int64_t kPauseMs = 150;
 constexpr double kHandoffMs = 1.0;         ///< between two processes of a host: links, wake-ups, the last pages
 constexpr size_t kCopyBytes = 64u << 20;
+constexpr int64_t kRelayUs[2] = {50, 30};  ///< processor time of a streamed token in the supervisor, and in a client (`baton bench serve`)
 
 double median(std::vector<double> values) {
     std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
     return values[values.size() / 2];
 }
+
+/// What a step's tokens cost after it: two threads in a row, each woken by the one before, as the supervisor and a client on the same
+/// host are. Where a replica's threads have all cores, its next step pays for them.
+class Relay {
+  public:
+    Relay() {
+        threads_[0] = std::thread([this] { pass(0, &posted_[1]); });
+        threads_[1] = std::thread([this] { pass(1, nullptr); });
+    }
+    ~Relay() {
+        post(kEnd);
+        for (std::thread& thread : threads_) thread.join();
+    }
+    Relay(const Relay&) = delete;
+    Relay& operator=(const Relay&) = delete;
+
+    /// `tokens` of a step are on their way.
+    void post(uint32_t tokens) { add(posted_[0], tokens); }
+
+  private:
+    static constexpr uint32_t kEnd = 1u << 31;
+    static void add(std::atomic<uint32_t>& to, uint32_t tokens) {
+        to.fetch_add(tokens);
+        to.notify_one();
+    }
+
+    void pass(int which, std::atomic<uint32_t>* next) {
+        for (;;) {
+            posted_[which].wait(0);
+            const uint32_t tokens = posted_[which].exchange(0);
+            const int64_t end = thread_cpu_us() + kRelayUs[which] * static_cast<int64_t>(tokens & ~kEnd);
+            while (thread_cpu_us() < end) {}
+            if (next != nullptr) add(*next, tokens);
+            if (tokens & kEnd) return;
+        }
+    }
+
+    static int64_t thread_cpu_us() {
+        timespec now{};
+        ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+        return int64_t{now.tv_sec} * 1'000'000 + now.tv_nsec / 1000;
+    }
+
+    std::atomic<uint32_t> posted_[2]{};
+    std::thread threads_[2];
+};
 
 /// A replica's backend with a pool of its own, and steps made up for it.
 class Rig {
@@ -79,6 +127,7 @@ class Rig {
         const auto logits = std::span(logits_).first(slices.size() * vocab);
         BATON_TRY(backend_->forward({tokens, slices}, logits, [](uint32_t) {}));
         for (size_t i = 0; i < slices.size(); ++i) last_ = sched::sample(logits.subspan(i * vocab, vocab), greedy_, scratch_).id;
+        relay_.post(static_cast<uint32_t>(slices.size()));
         return static_cast<double>(std::max<int64_t>(1, steady_now_us() - begin));
     }
 
@@ -133,6 +182,7 @@ class Rig {
     sched::SamplerScratch scratch_;
     TokenId last_ = 0;
     std::mt19937_64 random_{1};
+    Relay relay_;
 };
 
 /// A memory file of zeros that can still be sealed against writing, as the image of the weights is.
