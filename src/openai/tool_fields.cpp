@@ -9,7 +9,16 @@ namespace baton::openai {
 namespace {
 
 constexpr size_t kToolsMax = 128;
-constexpr size_t kNameBytesMax = 256;
+constexpr size_t kNameBytesMax = 128;
+
+/// OpenAI's letters, digits, `_` and `-`, and what servers of tools put between the parts of a name.
+bool is_tool_name(std::string_view name) {
+    return !name.empty() && name.size() <= kNameBytesMax &&
+           std::all_of(name.begin(), name.end(), [](char c) {
+               return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      std::string_view("_-.:/").find(c) != std::string_view::npos;
+           });
+}
 
 Expected<void> check_tool(const Json& tool, size_t index) {
     const auto bad = [&](std::string_view what) {
@@ -21,10 +30,10 @@ Expected<void> check_tool(const Json& tool, size_t index) {
     const Json* function = find(tool, "function");
     if (function == nullptr || !function->is_object()) return bad(".function must be an object");
     const Json* name = find(*function, "name");
-    if (name == nullptr || !name->is_string() ||
-        !is_plain_name(name->get_ref<const std::string&>(), kNameBytesMax)) {
-        return bad(".function.name must be a name");
-    }
+    if (name == nullptr) return bad(".function.name is missing");
+    if (!name->is_string() || !is_tool_name(name->get_ref<const std::string&>()))
+        return bad(".function.name must be 1 to " + std::to_string(kNameBytesMax) +
+                   " letters, digits, _ - . : or /, not " + shown(*name));
     const Json* description = find(*function, "description");
     if (description != nullptr && !description->is_string())
         return bad(".function.description must be a string");
@@ -59,8 +68,15 @@ Expected<void> read_list(const Json& tools, ToolUse& out) {
     for (size_t i = 0; i < tools.size(); ++i) {
         BATON_TRY(check_tool(tools[i], i));
         const Json& function = *find(tools[i], "function");
-        out.tools.push_back({find(function, "name")->get<std::string>(),
-                             arguments_schema(find(function, "parameters"))});
+        const auto& name = find(function, "name")->get_ref<const std::string&>();
+        const auto same = std::find_if(out.tools.begin(), out.tools.end(),
+                                       [&](const Tool& tool) { return tool.name == name; });
+        if (same != out.tools.end())
+            return bad_field("tools[" + std::to_string(i) + "].function.name " + name +
+                                 " is that of tools[" +
+                                 std::to_string(same - out.tools.begin()) + "] too",
+                             "tools");
+        out.tools.push_back({name, arguments_schema(find(function, "parameters"))});
     }
     return {};
 }

@@ -33,8 +33,9 @@ def test_a25_bad_tools(api):
     api.bad("tool_choice", tools=[WEATHER], tool_choice="foo")
     api.bad("tools", tools=[WEATHER] * 129)
     for tool in ({}, 5, {"type": "function"}, {"type": "function", "function": {"name": ""}}, {"type": "code", "function": {"name": "x"}},
-                 {"type": "function", "function": {"name": "x", "parameters": 5}}):
+                 {"type": "function", "function": {"name": "x", "parameters": 5}}, {"type": "function", "function": {"name": "get weather"}}):
         api.bad("tools", tools=[tool])
+    assert "tools[2].function.name" in api.bad("tools", tools=[WEATHER, CLOCK, WEATHER])["message"]
     assert api.chat(**T0, tools=[WEATHER], tool_choice=None)["choices"]
 
 

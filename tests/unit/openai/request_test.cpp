@@ -388,6 +388,26 @@ TEST(ParseRequest, ThinkingIsCopiedIntoTheTemplateArguments) {
               R"({"reasoning_effort":"none","enable_thinking":false,"thinking":false})");
 }
 
+TEST(ParseRequest, NamesOfTools) {
+    const auto tool = [](const std::string& name) {
+        return R"({"type":"function","function":{"name":")" + name + R"("}})";
+    };
+    const auto parse = [&](const std::string& list) { return parse_chat_request(chat("\"tools\":[" + list + "]"), {}); };
+    for (const std::string& good : {std::string("get_weather-2"), std::string("github.search"), std::string("mcp:fs/read"), std::string("A"), std::string(128, 'x')})
+        EXPECT_EQ(outcome(parse(tool(good))), "") << good;
+    for (const std::string& bad : {std::string("get weather"), std::string("a\\\"b"), std::string("a\\n"), std::string("caf\xC3\xA9"), std::string("a,b"), std::string("<x>"), std::string("a\\u0000"),
+                                   std::string(129, 'x'), std::string()}) {
+        const auto refused = parse(tool("good") + "," + tool(bad));
+        EXPECT_EQ(outcome(refused), "tools") << bad;
+        ASSERT_FALSE(refused);
+        EXPECT_TRUE(refused.error().message.starts_with("tools[1].function.name must be 1 to 128 letters")) << refused.error().message;
+    }
+    const auto twice = parse(tool("a") + "," + tool("b") + "," + tool("b"));
+    ASSERT_FALSE(twice);
+    EXPECT_EQ(twice.error().message, "tools[2].function.name b is that of tools[1] too");
+    EXPECT_EQ(outcome(parse(tool("b") + "," + tool("B"))), "");
+}
+
 TEST(ParseRequest, ToolChoiceNoneHidesTheTools) {
     const std::string tools =
         R"("tools":[{"type":"function","function":{"name":"f","parameters":{"z":1.0,"a":2}}}])";
