@@ -32,6 +32,7 @@ def test_a02_a_stream_says_the_same(api):
     assert len({(e["id"], e["created"], e["model"]) for e in events}) == 1
     assert all("finish_reason" in d for d in deltas)
     assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert all(e["usage"] is None for e in events[:-1]), "as Xinference has it, also without include_usage"
 
 
 def test_a03_include_usage(api):
