@@ -133,6 +133,11 @@ uint64_t count_of(const Json& chat, const char* key) {
     return usage != chat.end() && usage->is_object() ? usage->value(key, uint64_t{0}) : 0;
 }
 
+/// baton's own member of an answer, where the client asked for it.
+void take_timings(const Json& chat, Json& out) {
+    if (const auto timings = chat.find("timings"); timings != chat.end()) out["timings"] = *timings;
+}
+
 Json message_of(const Json& chat) {
     const Json& choice = chat["choices"][0];
     const Json& said = choice["message"];
@@ -143,9 +148,11 @@ Json message_of(const Json& chat) {
         Json input = Json::parse(call["function"].value("arguments", "{}"), nullptr, false);
         content.push_back({{"type", "tool_use"}, {"id", call["id"]}, {"name", call["function"]["name"]}, {"input", input.is_discarded() ? Json::object() : std::move(input)}});
     }
-    return {{"id", message_id(chat)}, {"type", "message"}, {"role", "assistant"}, {"model", chat.value("model", Json(""))}, {"content", std::move(content)},
-            {"stop_reason", stop_reason(choice.value("finish_reason", Json()))}, {"stop_sequence", nullptr},
-            {"usage", {{"input_tokens", count_of(chat, "prompt_tokens")}, {"output_tokens", count_of(chat, "completion_tokens")}}}};
+    Json out = {{"id", message_id(chat)}, {"type", "message"}, {"role", "assistant"}, {"model", chat.value("model", Json(""))}, {"content", std::move(content)},
+                {"stop_reason", stop_reason(choice.value("finish_reason", Json()))}, {"stop_sequence", nullptr},
+                {"usage", {{"input_tokens", count_of(chat, "prompt_tokens")}, {"output_tokens", count_of(chat, "completion_tokens")}}}};
+    take_timings(chat, out);
+    return out;
 }
 
 void append_event(std::string& out, const char* name, const Json& data) { out += std::string("event: ") + name + "\ndata: " + dump(data) + "\n\n"; }
@@ -183,7 +190,7 @@ class MessageStream {
             if (call.contains("id")) open(Block::kTool, {{"type", "tool_use"}, {"id", call["id"]}, {"name", function.value("name", Json(""))}, {"input", Json::object()}}, out);
             else append_delta({{"type", "input_json_delta"}, {"partial_json", function.value("arguments", Json(""))}}, out);
         }
-        if (const Json finish = choice.value("finish_reason", Json()); !finish.is_null()) end(finish, out);
+        if (const Json finish = choice.value("finish_reason", Json()); !finish.is_null()) end(chat, finish, out);
     }
 
     void begin(const Json& chat, std::string& out) {
@@ -211,11 +218,13 @@ class MessageStream {
         block_ = Block::kNone;
     }
 
-    void end(const Json& finish, std::string& out) {
+    void end(const Json& chat, const Json& finish, std::string& out) {
         if (block_ == Block::kNone && index_ == 0) open(Block::kText, {{"type", "text"}, {"text", ""}}, out);
         close(out);
-        append_event(out, "message_delta", {{"type", "message_delta"}, {"delta", {{"stop_reason", stop_reason(finish)}, {"stop_sequence", nullptr}}},
-                                            {"usage", {{"input_tokens", input_tokens_}, {"output_tokens", output_tokens_}}}});
+        Json last = {{"type", "message_delta"}, {"delta", {{"stop_reason", stop_reason(finish)}, {"stop_sequence", nullptr}}},
+                     {"usage", {{"input_tokens", input_tokens_}, {"output_tokens", output_tokens_}}}};
+        take_timings(chat, last);
+        append_event(out, "message_delta", last);
         append_event(out, "message_stop", {{"type", "message_stop"}});
     }
 
@@ -252,7 +261,7 @@ Expected<std::string> chat_body_of_messages(std::string_view text) {
     BATON_TRY(openai::check_json_object(text));
     const Json body = Json::parse(text, nullptr, false);
     Json chat = Json::object();
-    for (const char* key : {"model", "stream", "temperature", "top_p", "top_k", "request_id", "chat_template_kwargs", "enable_thinking", "seed"})
+    for (const char* key : {"model", "stream", "temperature", "top_p", "top_k", "request_id", "chat_template_kwargs", "enable_thinking", "seed", "timings"})
         if (const auto it = body.find(key); it != body.end()) chat[key] = *it;
     const auto limit = body.find("max_tokens");
     if (limit == body.end() || limit->is_null()) return bad("max_tokens: Field required", "max_tokens");

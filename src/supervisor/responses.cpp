@@ -77,6 +77,10 @@ class ResponseObject {
         fields_["created_at"] = chat.value("created", Json(0));
         fields_["model"] = chat.value("model", Json(""));
     }
+    /// baton's own member of an answer, where the client asked for it.
+    void take_timings(const Json& chat) {
+        if (const auto timings = chat.find("timings"); timings != chat.end()) fields_["timings"] = *timings;
+    }
     [[nodiscard]] Json json(const char* status, Json output, Json usage, bool cut) const {
         Json out = fields_;
         out["status"] = status;
@@ -93,6 +97,7 @@ class ResponseObject {
 
 Json whole_response(const Json& chat, ResponseObject object) {
     object.take_head(chat);
+    object.take_timings(chat);
     const Json& choice = chat["choices"][0];
     const Json& said = choice["message"];
     const bool cut = choice.value("finish_reason", Json()) == "length";
@@ -146,6 +151,7 @@ class ResponseStream {
             return event("error", {{"code", error->value("code", Json())}, {"message", error->value("message", Json(""))}, {"param", error->value("param", Json())}, {"error", *error}});
         if (!begun_) begin(chat);
         if (const Json usage = usage_of(chat); !usage.is_null()) usage_ = usage;
+        object_.take_timings(chat);
         const auto choices = chat.find("choices");
         if (choices == chat.end() || choices->empty()) return complete();
         const Json& choice = (*choices)[0];

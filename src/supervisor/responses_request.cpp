@@ -214,7 +214,7 @@ Expected<ResponsesRequest> read_responses_request(std::string_view text) {
     // Fields of the chat API that a client may send here too, as vLLM takes them.
     for (const char* key : {"model", "stream", "temperature", "top_p", "top_k", "min_p", "parallel_tool_calls", "metadata", "user", "request_id", "seed", "stop",
                             "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "min_tokens", "stop_token_ids",
-                            "chat_template_kwargs", "enable_thinking", "kv_transfer_params", "cache_salt"})
+                            "chat_template_kwargs", "enable_thinking", "timings", "kv_transfer_params", "cache_salt"})
         if (const Ordered* value = member(body, key)) chat[key] = *value;
     if (const Ordered* limit = member(body, "max_output_tokens")) {
         if (!limit->is_number_integer() || *limit < 1) return bad("max_output_tokens must be an integer of at least 1, not " + openai::echo_input(dump(*limit)), "max_output_tokens");

@@ -234,6 +234,28 @@ def test_timings(api):
     api.bad("timings", timings=1)
 
 
+def test_timings_on_the_translated_routes(api):
+    """The Responses API and Anthropic's Messages have them where the answer ends."""
+    parts = {"queue_ms", "prefill_ms", "ttft_ms"}
+
+    def last_event(route, wanted, **body):
+        with api.http.stream("POST", route, json={**body, "stream": True}, headers={"anthropic-version": "2023-06-01"}) as r:
+            assert r.status_code == 200, r.read()
+            events = [json.loads(line[6:]) for line in r.read().decode().split("\n") if line.startswith("data: {")]
+        assert all("timings" not in e and "timings" not in e.get("response", {}) for e in events if e["type"] not in wanted)
+        return next(e for e in events if e["type"] in wanted)
+
+    responses = {"model": UID, "input": "Say hi", "max_output_tokens": 6, "ignore_eos": True}
+    messages = {"model": UID, "messages": [{"role": "user", "content": "Say hi"}], "max_tokens": 6}
+    for timings in (True, False):
+        r, m = {**responses, "timings": timings}, {**messages, "timings": timings}
+        answers = [api.post("/v1/responses", **r).json(), api.http.post("/v1/messages", json=m, headers={"anthropic-version": "2023-06-01"}).json(),
+                   last_event("/v1/responses", ("response.incomplete", "response.completed"), **r)["response"], last_event("/v1/messages", ("message_delta",), **m)]
+        for answer in answers:
+            assert parts <= set(answer["timings"]) if timings else "timings" not in answer, answer
+    api.check_error(api.post("/v1/responses", **{**responses, "timings": 1}), 400, "timings")
+
+
 def test_internal_and_refused_fields(api):
     for field, value in {"kv_transfer_params": {}, "bootstrap_host": "x", "cache_salt": "s", "suffix": "x", "chat_template": "{{ 1 }}", "prompt_embeds": "AA=="}.items():
         e = api.bad(route=COMPLETIONS if field == "suffix" else CHAT, **{field: value})
