@@ -251,29 +251,38 @@ class Supervisor {
         });
     }
 
+    /// What became of a file that SIGHUP reads again.
+    enum class Reread : uint8_t { kNot, kTaken, kRefused };
+
     /// SIGHUP: keys, users, TLS's files and the log level are taken over; what else has changed waits for the next start.
     void reload() {
         report_->reloading();
         boost::asio::post(background_, [this] {
-            if (auth_)
-                if (auto loaded = auth_->reload(); !loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+            const Reread users = reload_users();
             Expected<config::SupervisorSettings> now = read_again_ ? read_again_() : Expected<config::SupervisorSettings>(settings_);
-            const bool certified = now && reload_certificate(*now);
-            boost::asio::post(io_, [this, certified, now = std::move(now)] {
-                if (now) take_over(*now, certified);
+            const Reread certificate = now ? reload_certificate(*now) : Reread::kNot;
+            boost::asio::post(io_, [this, users, certificate, now = std::move(now)] {
+                if (now) take_over(*now, users, certificate);
                 else log::error("settings.reload_failed", {{"reason", now.error().message}});
                 report_->reloaded();
             });
         });
     }
 
-    /// The files may be new where their names are not. False where nothing was taken.
-    bool reload_certificate(const config::SupervisorSettings& now) {
-        if (settings_.tls_certificate.empty() || now.tls_certificate.empty()) return false;  // whether TLS is spoken is settled at the start
+    Reread reload_users() {
+        if (!auth_) return Reread::kNot;
+        const auto loaded = auth_->reload();
+        if (!loaded) log::error("auth.reload_failed", {{"reason", loaded.error().message}});
+        return loaded ? Reread::kTaken : Reread::kRefused;
+    }
+
+    /// The files may be new where their names are not.
+    Reread reload_certificate(const config::SupervisorSettings& now) {
+        if (settings_.tls_certificate.empty() || now.tls_certificate.empty()) return Reread::kNot;  // whether TLS is spoken is settled at the start
         const auto loaded = server_->load_certificate(now.tls_certificate, now.tls_key);
         if (loaded) tell_certificate(*loaded);
         else log::error("tls.reload_failed", {{"reason", loaded.error().message}});
-        return loaded.has_value();
+        return loaded ? Reread::kTaken : Reread::kRefused;
     }
 
     static void tell_certificate(const http::CertificateFacts& certificate) {
@@ -284,14 +293,18 @@ class Supervisor {
         if (const std::string why = certificate.warning(now); !why.empty()) log::warn("tls.certificate_bad", {{"reason", why}, {"advice", "renew it and send SIGHUP"}});
     }
 
-    void take_over(const config::SupervisorSettings& now, bool certified) {
+    void take_over(const config::SupervisorSettings& now, Reread users, Reread certificate) {
+        const bool certified = certificate == Reread::kTaken;
         const auto has_keys = [](const config::SupervisorSettings& s) { return !s.api_keys.empty() || !s.inference_api_keys.empty(); };
         // Whether keys are asked for at all is settled at the start: clients have been told.
         const bool keys = has_keys(now) == has_keys(running_);
         std::string taken, waiting;
+        std::string refused = users == Reread::kRefused ? "auth_file" : "";
+        if (certificate == Reread::kRefused) refused += refused.empty() ? "tls_certificate,tls_key" : ",tls_certificate,tls_key";
         for (const std::string& key : config::changed_settings(running_, now)) {
             const bool is_key = key == "api_keys" || key == "inference_api_keys";
             const bool is_tls = key == "tls_certificate" || key == "tls_key";
+            if (is_tls && certificate == Reread::kRefused) continue;
             std::string& list = key == "log_level" || (is_key && keys) || (is_tls && certified) ? taken : waiting;
             list += (list.empty() ? "" : ",") + key;
         }
@@ -307,7 +320,8 @@ class Supervisor {
             running_.api_keys = now.api_keys;
             running_.inference_api_keys = now.inference_api_keys;
         }
-        log::info("settings.reloaded", {{"taken", taken}, {"at_the_next_start", waiting}});
+        if (refused.empty()) log::info("settings.reloaded", {{"taken", taken}, {"at_the_next_start", waiting}});
+        else log::warn("settings.reloaded", {{"taken", taken}, {"at_the_next_start", waiting}, {"refused", refused}});  // what was in use stays
     }
 
     /// SIGTERM: no new requests; running ones may finish within the shutdown timeout; then replicas and worker end.

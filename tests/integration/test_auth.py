@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import signal
 import time
 
@@ -142,6 +143,7 @@ def test_the_file_is_read_again_on_sighup(secured):
     secured.auth_path.write_text("{")
     secured.process.send_signal(signal.SIGHUP)
     wait_for(lambda: secured.lines("auth.reload_failed"), 5, "the fault is logged")
+    wait_for(lambda: re.search(r'refused="?auth_file', (secured.lines("settings.reloaded") or [""])[-1]), 5, "and told where the reload ends")
     assert ask(secured, "sk-new").status_code == 200
 
 

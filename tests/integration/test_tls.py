@@ -248,8 +248,10 @@ def test_sighup_exchanges_the_certificate_and_refuses_a_bad_one(certificates, tm
             mine["key"].write_bytes(new["key"].read_bytes())  # half of a renewal
             assert "is not the key of" in hang_up("tls.reload_failed", 1)
             assert certificate_seen(server) == old
+            summary = wait_for(lambda: server.lines("settings.reloaded"), 5, "the summary")[-1]
+            assert "warning" in summary and re.search(r'taken="?"? at_the_next_start="?"? refused="?tls_certificate,tls_key"?', summary), "what was refused is not told as taken"
             mine["cert"].write_bytes(new["cert"].read_bytes())
-            hang_up("settings.reloaded", 2)
+            assert "refused" not in hang_up("settings.reloaded", 2)
             assert certificate_seen(server) == fingerprint(new)
             assert [line for line in lines if line][-1] == "data: [DONE]"  # a connection keeps what it began with
         mine["cert"].write_text("nothing")
