@@ -150,6 +150,17 @@ class Server:
         wait_for(lambda: self.metric(name, **labels) == value, timeout,
                  f"{name}{labels} is {value}, now {self.metric(name, **labels)}")
 
+    def steady(self, name, **labels):
+        """A metric's value once it has not changed for half a second: what an earlier request left is in it."""
+        value, since = self.metric(name, **labels), time.monotonic()
+        end = since + 10 * PATIENCE
+        while time.monotonic() - since < 0.5 * PATIENCE and time.monotonic() < end:
+            time.sleep(0.05)
+            now = self.metric(name, **labels)
+            if now != value:
+                value, since = now, time.monotonic()
+        return value
+
     def complete(self, prompt, **keys):
         body = {"model": UID, "prompt": prompt, "temperature": 0, "max_tokens": 16, **keys}
         r = self.http.post("/v1/completions", json=body)

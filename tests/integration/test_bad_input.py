@@ -64,10 +64,10 @@ def test_unknown_model_and_route(pd):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_over_long_prompt_is_refused_before_any_replica_sees_it(pd, stream):
-    before = pd.metric("baton_prefill_tokens_total")
+    before = pd.steady("baton_prefill_tokens_total")
     e = error_of(pd, "/v1/completions", 400, json={**COMPLETION, "prompt": "hello " * 6000, "stream": stream})
     assert e["code"] == "context_length_exceeded" and e["n_prompt_tokens"] > e["n_ctx"] == 2048
-    assert pd.metric("baton_prefill_tokens_total") == before
+    assert pd.steady("baton_prefill_tokens_total") == before
 
 
 @pytest.mark.parametrize("rows,message", [

@@ -181,7 +181,7 @@ def test_envs_reach_the_replicas_process(tiny_model):
 
 
 def test_metrics_that_gateways_read(pd):
-    before = {name: pd.metric(f"vllm:{name}") for name in ("prompt_tokens_total", "generation_tokens_total")}
+    before = {name: pd.steady(f"vllm:{name}") for name in ("prompt_tokens_total", "generation_tokens_total")}
     usage = pd.complete("Measure me for a gateway", max_tokens=3)["usage"]
     pd.settled("vllm:prompt_tokens_total", before["prompt_tokens_total"] + usage["prompt_tokens"])
     pd.settled("vllm:generation_tokens_total", before["generation_tokens_total"] + usage["completion_tokens"])
