@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,18 +15,20 @@ namespace baton::supervisor {
 class Exposition {
   public:
     using Labels = std::vector<std::pair<std::string, std::string>>;
-    void add(const char* name, const char* type, const char* help, const Labels& labels, double value) {
-        Family& f = families_[name];
-        f.type = type;
-        f.help = help;
-        line(f, name, labels, value);
+    /// What a family is; its samples come by its name.
+    struct About {
+        const char *name, *type, *help;  ///< type: counter, gauge or histogram
+    };
+    /// Announces families: they are printed with type and help whether or not samples come.
+    void declare(std::span<const About> families) {
+        for (const About& a : families) families_[a.name] = {a.type, a.help, {}};
     }
+    /// A sample of a declared family; of another one it stands without type and help.
+    void add(const char* name, const Labels& labels, double value) { line(family(name), name, labels, value); }
     /// A histogram's buckets, sum and count.
-    void add(const char* name, const char* help, const Labels& labels, const Histogram& histogram) {
+    void add(const char* name, const Labels& labels, const Histogram& histogram) {
         const std::string bucket = std::string(name) + "_bucket", sum = std::string(name) + "_sum", count = std::string(name) + "_count";
-        Family& f = families_[name];
-        f.type = "histogram";
-        f.help = help;
+        Family& f = family(name);
         Labels with_bound = labels;
         with_bound.emplace_back("le", "");
         for (size_t i = 0; i < histogram.bounds().size(); ++i) {
@@ -47,6 +50,9 @@ class Exposition {
     struct Family {
         std::string type, help, lines;
     };
+    Family& family(const char* name) {
+        return families_.try_emplace(name, Family{"untyped", "", ""}).first->second;
+    }
     static void line(Family& f, const std::string& name, const Labels& labels, double value) {
         f.lines += name;
         if (!labels.empty()) {

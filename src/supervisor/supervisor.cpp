@@ -125,7 +125,7 @@ class Supervisor {
         control_ = std::make_unique<ControlApi>(ControlApi::Services{io_, settings_, *deployments_});
         cluster_ = std::make_unique<ClusterApi>(ClusterApi::Services{io_, background_, settings_, *deployments_, workers_, auth_.get(), [this] { return advertised_http(settings_, server_->address()); },
                                                                      [this] { return draining_; },
-                                                                     [this] { return render_metrics(*deployments_, workers_, auth_.get(), std::time(nullptr) - started_unix_); },
+                                                                     [this] { return render_metrics(*deployments_, workers_, auth_.get(), std::time(nullptr) - started_unix_, tls_facts()); },
                                                                      [this] { boost::asio::post(io_, [this] { begin_stop(); }); }});
         inference_->add_routes(routes_);
         control_->add_routes(routes_);
@@ -283,6 +283,13 @@ class Supervisor {
         if (loaded) tell_certificate(*loaded);
         else log::error("tls.reload_failed", {{"reason", loaded.error().message}});
         return loaded ? Reread::kTaken : Reread::kRefused;
+    }
+
+    /// For /metrics; nothing where plain HTTP is spoken.
+    [[nodiscard]] std::optional<TlsFacts> tls_facts() const {
+        const auto certificate = server_->certificate();
+        if (!certificate) return std::nullopt;
+        return TlsFacts{certificate->not_after, server_->stats().tls_handshakes_failed};
     }
 
     static void tell_certificate(const http::CertificateFacts& certificate) {

@@ -52,6 +52,11 @@ def fingerprint(certificates):
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificates["cert"].read_text())).hexdigest()
 
 
+def expiry(certificates):
+    end = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", str(certificates["cert"])], check=True, capture_output=True, text=True).stdout
+    return ssl.cert_time_to_seconds(end.strip().removeprefix("notAfter="))
+
+
 # ---- clients ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +224,7 @@ def test_old_protocols_are_refused(https):
         with pytest.raises((ssl.SSLError, OSError)), raw(https) as s:
             c.wrap_socket(s)
     assert wait_for(lambda: https.lines("http.handshake_failed"), 5, "it is logged")
+    wait_for(lambda: https.metric("baton_tls_handshake_failures_total") >= 2, 5, "and counted")
     assert https.http.get("/health").status_code == 200
 
 
@@ -236,6 +242,7 @@ def test_sighup_exchanges_the_certificate_and_refuses_a_bad_one(certificates, tm
         server.launch("1p1d")
         old = fingerprint(certificates)
         assert certificate_seen(server) == old and server.lines("tls.certificate", sha256=old)
+        assert server.metric("baton_tls_certificate_expiry_timestamp_seconds") == expiry(certificates)
 
         def hang_up(event, count):
             server.process.send_signal(signal.SIGHUP)
@@ -253,6 +260,7 @@ def test_sighup_exchanges_the_certificate_and_refuses_a_bad_one(certificates, tm
             mine["cert"].write_bytes(new["cert"].read_bytes())
             assert "refused" not in hang_up("settings.reloaded", 2)
             assert certificate_seen(server) == fingerprint(new)
+            assert server.metric("baton_tls_certificate_expiry_timestamp_seconds") == expiry(new)
             assert [line for line in lines if line][-1] == "data: [DONE]"  # a connection keeps what it began with
         mine["cert"].write_text("nothing")
         assert "no certificate in PEM" in hang_up("tls.reload_failed", 2)

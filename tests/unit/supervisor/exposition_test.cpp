@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
 namespace baton::supervisor {
@@ -34,11 +35,12 @@ TEST(Histogram, CountsOfOthersAreThoseOfItsOwnObservations) {
 
 TEST(Exposition, AFamilyStandsOnceWithItsHistograms) {
     Exposition x;
+    x.declare(std::array{Exposition::About{"a_seconds", "histogram", "Help."}});
     Histogram h(kTtftBounds);
     h.observe(0.07);
     h.observe(99);
-    x.add("a_seconds", "Help.", {{"m", "x\"\\\ny"}}, h);
-    x.add("a_seconds", "Help.", {{"m", "z"}}, Histogram(kTtftBounds));
+    x.add("a_seconds", {{"m", "x\"\\\ny"}}, h);
+    x.add("a_seconds", {{"m", "z"}}, Histogram(kTtftBounds));
     const std::string text = x.text();
     EXPECT_THAT(text, HasSubstr("# HELP a_seconds Help.\n# TYPE a_seconds histogram\n"));
     EXPECT_EQ(text.find("# TYPE"), text.rfind("# TYPE"));
@@ -46,6 +48,13 @@ TEST(Exposition, AFamilyStandsOnceWithItsHistograms) {
     EXPECT_THAT(text, HasSubstr("le=\"0.1\"} 1\n"));
     EXPECT_THAT(text, HasSubstr("a_seconds_bucket{m=\"x\\\"\\\\\\ny\",le=\"+Inf\"} 2\n"));
     EXPECT_THAT(text, HasSubstr("a_seconds_count{m=\"z\"} 0\n"));
+}
+
+TEST(Exposition, AFamilyIsAnnouncedBeforeItsFirstSample) {
+    Exposition x;
+    x.declare(std::array{Exposition::About{"b_total", "counter", "Of events."}, Exposition::About{"a_total", "counter", "Of others."}});
+    x.add("a_total", {}, 3);
+    EXPECT_EQ(x.text(), "# HELP a_total Of others.\n# TYPE a_total counter\na_total 3\n# HELP b_total Of events.\n# TYPE b_total counter\n");
 }
 
 }  // namespace
