@@ -102,6 +102,10 @@ class Server:
                 found.append(line)
         return found
 
+    def awaited(self, event, **fields):
+        """The same once there is one: a line may come after the answer that it is about."""
+        return wait_for(lambda: self.lines(event, **fields), 5, f"{event} {fields}")
+
     def launch(self, topology="1p1d", uid=UID, expect=200, wait=True, **keys):
         rows, replica = placement(topology)
         worker = self.http.get("/v1/workers").json()[0]["work-ip"]

@@ -185,7 +185,7 @@ def test_who_guesses_keys_is_banned_for_a_while(tmp_path):
         assert r.status_code == 429 and r.json()["detail"] == "Too many failed attempts. IP temporarily banned."
         assert 1 <= int(r.headers["retry-after"]) <= 2 and r.json()["error"]["type"] == "rate_limit_error"
         assert server.metric("xinference:banned_ips_total") == 1  # the operator's own key is never banned
-        assert server.lines("auth.address_banned", remote="127.0.0.1")
+        assert server.awaited("auth.address_banned", remote="127.0.0.1")
         wait_for(lambda: ask(server, "sk-good").status_code == 200, 10, "the ban ends")
         assert server.metric("xinference:banned_ips_total") == 0
 

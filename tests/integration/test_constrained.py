@@ -154,7 +154,7 @@ def test_a_decode_replica_killed_in_the_middle_changes_nothing():
                 got += chunk["choices"][0]["text"]
             if i == 12:
                 # The one that took this hand-off; what replicas report of themselves is up to a second old.
-                taken = s.lines("kv.loaded")[-1]
+                taken = s.awaited("kv.loaded")[-1]
                 number = int(re.search(r" replica=(\d+)", taken)[1])
                 pid = next(row["pid"] for row in s.replicas() if row["replica_id"] == number)
                 os.kill(pid, signal.SIGKILL)

@@ -253,7 +253,7 @@ def test_a_spoiled_pull_is_computed_locally_and_counted(fault, reason):
         got = server.complete("Spoiled " + LONG, ignore_eos=True)["choices"][0]["text"]
         assert got == want
         assert server.metric("baton_fallbacks_total") == 1
-        assert server.lines("kv.fallback")
+        assert server.awaited("kv.fallback")
         if reason:
             assert server.metric("baton_fallbacks_total", reason=reason) == 1
         all_free(server)

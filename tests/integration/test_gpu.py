@@ -53,7 +53,7 @@ def test_a_gpu_replica_gives_the_texts_of_the_cpu(cpu_texts):
         s.launch("hybrid", n_gpu=1, **GPU)
         row = s.replicas()[0]
         assert row["gpu_idx"] == [0] and row["accelerators"] == ["0"] and row["status"] == "READY"
-        assert s.lines("replica.loaded", engine="fake cuda 0")
+        assert s.awaited("replica.loaded", engine="fake cuda 0")
         status = next(iter(s.http.get("/status").json()["workers"].values()))["status"]
         assert status["gpu-0"]["name"] == "Fake GPU" and status["gpu-0"]["mem_total"] == 2 << 30
         assert without_cached(texts(s)) == without_cached(cpu_texts)
@@ -77,7 +77,7 @@ def test_prefill_and_decode_on_gpus_give_the_texts_of_the_cpu(cpu_texts, mover, 
         rows = [{"role": role, "devices": [{"worker_ip": worker, "gpu_idx": [i]}]} for i, role in enumerate(("prefill", "decode"))]
         s.launch("2h", replica=2, replica_config=rows, **keys, **GPU)
         assert [r["gpu_idx"] for r in s.replicas()] == [[0], [1]]
-        assert s.lines("xavier.pair_up", mover=mover)
+        assert s.awaited("xavier.pair_up", mover=mover)
         assert without_cached(texts(s)) == without_cached(cpu_texts)
         s.settled("baton_fallbacks_total", 0)
         assert s.metric("baton_handoffs_total", mover=mover) > 0

@@ -197,7 +197,7 @@ def test_serve_takes_workers_of_other_hosts(network, tiny_model, tmp_path):
 def test_addresses_that_cannot_be_reached_are_refused(network, tiny_model, tmp_path):
     with supervisor() as server, Worker(network, A, tmp_path / "a", "--advertise-address", "127.0.0.1") as a, Worker(network, B, tmp_path / "b") as b:
         wait_for(lambda: len(server.http.get("/v1/workers").json()) == 2, 10, "both workers")
-        assert server.lines("worker.address_unusable", address=a.address())
+        assert server.awaited("worker.address_unusable", address=a.address())
         before = len(server.lines("replica.spawn"))
         detail = launch(server, tiny_model, ("prefill", a.address()), ("decode", b.address()), expect=400)["detail"]
         assert a.address() in detail and b.address() in detail and "--advertise-address" in detail

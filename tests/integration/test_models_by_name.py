@@ -74,7 +74,7 @@ def test_a_launch_by_name_downloads_and_serves(server, hub, tmp_path):
     description = server.http.get("/v1/models/m").json()
     assert description["model_size_in_billions"] == "0_135" and description["model_format"] == "ggufv2" and description["quantization"] == "Q4_K_M"
     assert server.complete("The capital of France is", max_tokens=4)["choices"][0]["text"]
-    assert server.lines("launch.resolved", repo=GGUF_REPO)
+    assert server.awaited("launch.resolved", repo=GGUF_REPO)
     cached = server.http.get("/v1/cache/models").json()["list"]
     assert [(c["model_name"], c["quantization"], c["model_size_in_billions"]) for c in cached] == [("smollm2-instruct", "Q4_K_M", "0_135")]
     assert os.path.samefile(cached[0]["real_path"], cached[0]["path"]) and cached[0]["actor_ip_address"] == server.http.get("/v1/workers").json()[0]["work-ip"]

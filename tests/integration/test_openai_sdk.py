@@ -74,8 +74,8 @@ def test_stop_string_and_max_tokens_one(client, pd):
 def test_evidence_of_the_handoff_is_in_the_log(client, pd):
     r = client.chat.completions.create(model=UID, messages=QUESTION, temperature=0, max_tokens=8, extra_body={"request_id": "evidence-1"})
     assert r.id == "chatcmpl-evidence-1"
-    assert len(pd.lines("kv.staged", req="evidence-1")) == 1
-    assert len(pd.lines("kv.loaded", req="evidence-1")) == 1
+    assert len(pd.awaited("kv.staged", req="evidence-1")) == 1
+    assert len(pd.awaited("kv.loaded", req="evidence-1")) == 1
     assert pd.metric("baton_prefill_tokens_total", role="decode") == 0
 
 

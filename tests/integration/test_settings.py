@@ -50,7 +50,7 @@ def judges(schemas, tmp_path_factory):
     def program_says(settings):
         path = folder / f"{threading.get_ident()}.json"
         path.write_text(json.dumps(settings))
-        r = baton("config", "check", "--config", str(path))
+        r = baton("config", "check", "--values-only", "--config", str(path))
         assert (r.returncode, r.stdout) in ((0, "good\n"), (2, "")), r.stderr
         return None if r.returncode == 0 else r.stderr.strip()
 
@@ -72,7 +72,7 @@ def test_the_examples_are_good(path, schemas):
     for launch in settings["deployments"]:
         validator(schemas["launch"]).validate(launch)
         validator(schemas["replica_config"]).validate(launch["replica_config"])
-    r = baton("config", "check", "--config", str(path))
+    r = baton("config", "check", "--values-only", "--config", str(path))
     assert r.stdout == "good\n", r.stderr
 
 
@@ -209,6 +209,35 @@ def test_a_key_that_stands_twice_is_refused(tmp_path):
         path.write_text(text)
         r = baton("config", "check", "--config", str(path))
         assert r.returncode == 2 and f"'{where}' stands there twice" in r.stderr
+
+
+def test_the_files_that_settings_name_are_checked_too(tmp_path):
+    """What would stop the start is told, all of it at once; the values alone are judged where that is asked for."""
+    path, users, broken = tmp_path / "c.json", tmp_path / "users.json", tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\xff" * 60)
+    launch = lambda name, model: {"model_name": name, "model_engine": "baton", "model_path": str(model)}  # noqa: E731
+
+    def check(*args, **settings):
+        path.write_text(json.dumps(settings))
+        r = baton("config", "check", "--config", str(path), *args)
+        assert (r.returncode, r.stdout) in ((0, "good\n"), (2, "")), r
+        return r.stderr
+
+    bad = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem"), "auth_file": str(users), "model_root": str(tmp_path / "none"),
+           "deployments": [launch("a", tmp_path / "no.gguf"), {"model_name": "by-name", "model_engine": "baton"}, launch("b", broken)]}
+    lines = check(**bad).splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["model_root", "TLS", "auth_file", "deployments[0]", "deployments[2]"], lines
+    assert all("No such file or directory" in line for line in lines[1:3])
+    assert check("--values-only", **bad) == ""
+    users.write_text('{"auth_config": {}}')
+    assert "/auth_config/secret_key" in check(auth_file=str(users))
+    users.write_text("")
+    assert "users.json: the file is empty" in check(auth_file=str(users))
+    (tmp_path / "outside").mkdir()
+    assert "outside" in check(model_root=str(tmp_path / "outside"), deployments=[launch("b", broken)])
+    assert "broken.gguf" in check(deployments=[launch("b", broken)])
+    doctor = baton("doctor", "--json", "--port", "0", "--config", str(path), "--state-dir", str(tmp_path / "s"), "--cache-dir", str(tmp_path / "k"))
+    assert {f["what"]: f["state"] for f in json.loads(doctor.stdout)["findings"]}["deployments[0]"] == "bad"
 
 
 def test_the_document_of_settings_is_current():

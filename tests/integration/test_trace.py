@@ -4,14 +4,14 @@ import re
 
 import openai
 import pytest
-from harness import UID, wait_for
+from harness import UID
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 GOOD = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 
 def line_of(server, request_id):
-    return wait_for(lambda: server.lines("request.done", req=request_id), 5, "the request's line")[0]
+    return server.awaited("request.done", req=request_id)[0]
 
 
 @pytest.mark.parametrize("path, body", [
@@ -48,4 +48,4 @@ def test_an_instrumented_sdk(pd):
     with openai.OpenAI(base_url=pd.url + "/v1", api_key="none", default_headers={"traceparent": GOOD}) as client:
         r = client.chat.completions.create(model=UID, messages=[{"role": "user", "content": "One"}], max_tokens=2)
     request_id = re.sub(r"^chatcmpl-|^chat", "", r.id)
-    assert [line for line in pd.lines("request.done", trace=TRACE) if request_id in line]
+    assert f" trace={TRACE} " in line_of(pd, request_id)
