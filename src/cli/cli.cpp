@@ -93,8 +93,9 @@ void add_config(CLI::App& app, Options& o) {
     config->require_subcommand(1);
     for (const bool show : {false, true}) {
         CLI::App* sub = config->add_subcommand(show ? "show" : "check",
-                                               show ? "print the settings a server would use" : "check the settings");
+                                               show ? "print the settings a server would use" : "check the settings and the files that they name (`baton doctor` checks ports, folders and the host too)");
         add_settings(*sub, o);
+        if (!show) sub->add_flag("--values-only", o.serve.values_only, "do not look at the files that they name: certificate and key, auth file, models");
         sub->callback([&o, show] { o.command = [&o, show] { return run_config(o.serve, show); }; });
     }
     CLI::App* schema = config->add_subcommand("schema", "print the JSON schema of the settings file, of a launch body or of its replica_config");

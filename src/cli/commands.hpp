@@ -19,6 +19,7 @@ struct ServeOptions {
     std::map<std::string, std::string> settings;  ///< by setting key, from the command line
     std::vector<std::string> api_keys;
     bool local_worker = true;
+    bool values_only = false;  ///< `config check`: do not look at the files that settings name
     // The one-liner: a deployment at start.
     std::string model_path;
     std::string model_uid;

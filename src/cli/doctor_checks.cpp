@@ -19,9 +19,12 @@
 #include <set>
 
 #include "baton/base/fd.hpp"
+#include "baton/config/auth_file.hpp"
+#include "baton/config/launch.hpp"
 #include "baton/http/tls.hpp"
 #include "baton/model/model.hpp"
 #include "baton/worker/host_facts.hpp"
+#include "cli/user_files.hpp"
 
 namespace baton::cli {
 namespace {
@@ -158,13 +161,7 @@ std::vector<Finding> check_limits() {
 }
 
 std::vector<Finding> check_folders(const config::SupervisorSettings& settings) {
-    std::vector<Finding> out{folder("state folder", settings.state_dir, "--state-dir"), folder("cache folder", settings.cache_dir, "--cache-dir")};
-    if (!settings.model_root.empty()) {
-        std::error_code ignored;
-        const bool there = std::filesystem::is_directory(settings.model_root, ignored) && ::access(settings.model_root.c_str(), R_OK | X_OK) == 0;
-        out.push_back({there ? State::kGood : State::kBad, "model folder", settings.model_root, there ? "" : "it is no folder that can be read: correct model_root"});
-    }
-    return out;
+    return {folder("state folder", settings.state_dir, "--state-dir"), folder("cache folder", settings.cache_dir, "--cache-dir")};
 }
 
 std::vector<Finding> check_addresses(const config::SupervisorSettings& settings) {
@@ -198,6 +195,41 @@ std::vector<Finding> check_certificate(const config::SupervisorSettings& setting
     if (!why.empty()) return {{State::kWarning, "TLS", facts->subject + names + ": " + why, "clients refuse it: renew it, and send SIGHUP to a running server"}};
     if (names.empty()) return {{State::kWarning, "TLS", facts->subject + ": names no host", "clients refuse it: it needs its host names as subjectAltName"}};
     return {{State::kGood, "TLS", facts->subject + names + ", " + std::to_string((facts->not_after - std::time(nullptr)) / 86'400) + " days left", ""}};
+}
+
+std::vector<Finding> check_auth_file(const config::SupervisorSettings& settings) {
+    if (settings.auth_file.empty()) return {};
+    const auto bad = [](const std::string& why) { return std::vector<Finding>{{State::kBad, "auth_file", why, "the server will not start: docs/API.md shows the format"}}; };
+    const auto text = read_text_file(settings.auth_file);
+    if (!text) return bad(text.error().message);
+    const auto file = config::parse_auth_file(*text);
+    if (!file) return bad(settings.auth_file + ": " + file.error().message);
+    return {{State::kGood, "auth_file", settings.auth_file + ": " + std::to_string(file->users.size()) + " users", ""}};
+}
+
+std::vector<Finding> check_deployments(const config::SupervisorSettings& settings) {
+    std::vector<Finding> out;
+    for (size_t i = 0; i < settings.deployments.size(); ++i) {
+        const auto launch = config::parse_launch(settings.deployments[i], settings.local_worker);
+        if (!launch || launch->model_path.empty()) continue;
+        const auto path = model::resolve_model_path(launch->model_path, settings.model_root);
+        std::vector<Finding> found = path ? check_model(*path) : std::vector<Finding>{{State::kBad, "", launch->model_path + ": " + path.error().message, "correct model_path"}};
+        found.front().what = "deployments[" + std::to_string(i) + "]";
+        out.push_back(std::move(found.front()));
+    }
+    return out;
+}
+
+std::vector<Finding> check_files(const config::SupervisorSettings& settings) {
+    std::vector<Finding> out;
+    if (!settings.model_root.empty()) {
+        std::error_code ignored;
+        const bool there = std::filesystem::is_directory(settings.model_root, ignored) && ::access(settings.model_root.c_str(), R_OK | X_OK) == 0;
+        out.push_back({there ? State::kGood : State::kBad, "model_root", settings.model_root + (there ? "" : ": no folder that can be read"), there ? "" : "correct it"});
+    }
+    for (const auto& check : {check_certificate, check_auth_file, check_deployments})
+        for (Finding& f : check(settings)) out.push_back(std::move(f));
+    return out;
 }
 
 std::vector<Finding> check_model(const std::string& path) {

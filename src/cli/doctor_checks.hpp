@@ -28,6 +28,12 @@ struct Finding {
 [[nodiscard]] std::vector<Finding> check_addresses(const config::SupervisorSettings& settings);
 /// Certificate and key of TLS; none where it is not set up.
 [[nodiscard]] std::vector<Finding> check_certificate(const config::SupervisorSettings& settings);
+/// Users and keys of the auth file; none where there is no such file.
+[[nodiscard]] std::vector<Finding> check_auth_file(const config::SupervisorSettings& settings);
+/// The files of start-up deployments, one finding each; those by name are not looked for.
+[[nodiscard]] std::vector<Finding> check_deployments(const config::SupervisorSettings& settings);
+/// Everything that settings name and a server reads when it starts: the three above, and the model folder.
+[[nodiscard]] std::vector<Finding> check_files(const config::SupervisorSettings& settings);
 /// A model file or folder; none where `path` is "".
 [[nodiscard]] std::vector<Finding> check_model(const std::string& path);
 

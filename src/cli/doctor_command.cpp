@@ -16,7 +16,7 @@ int report_doctor(const config::SupervisorSettings& settings, const std::string&
     add(check_limits());
     add(check_folders(settings));
     add(check_addresses(settings));
-    add(check_certificate(settings));
+    add(check_files(settings));
     add(check_model(model));
     bool bad = false;
     for (const Finding& f : all) bad = bad || f.state == Finding::State::kBad;

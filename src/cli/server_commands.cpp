@@ -3,8 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "baton/config/replica_settings.hpp"
 #include "baton/config/settings.hpp"
@@ -13,16 +11,10 @@
 #include "baton/worker/worker.hpp"
 #include "cli/commands.hpp"
 #include "cli/doctor_checks.hpp"
+#include "cli/user_files.hpp"
 
 namespace baton::cli {
 namespace {
-
-Expected<std::string> read_file(const std::string& path) {
-    std::ifstream in(path);
-    std::ostringstream all;
-    if (!in || !(all << in.rdbuf())) return fail(ErrorCode::kNotFound, "cannot read " + path);
-    return all.str();
-}
 
 /// The launch body of `serve --model PATH [--prefill N --decode N]`.
 Expected<std::string> one_line_deployment(const ServeOptions& o) {
@@ -45,11 +37,18 @@ Expected<std::string> one_line_deployment(const ServeOptions& o) {
     return body.dump();
 }
 
+/// An error about the deployment of --model, the last one, names the option: no file has it.
+Error with_option(Error e, const ServeOptions& o, size_t deployments) {
+    const std::string place = "deployments[" + std::to_string(deployments - 1) + "]";
+    if (!o.model_path.empty() && e.param == place) e.message.replace(0, place.size(), "--model");
+    return e;
+}
+
 Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
     config::SupervisorSettings settings;
     settings.local_worker = o.local_worker;
     if (!o.config_file.empty()) {
-        BATON_TRY_ASSIGN(const std::string text, read_file(o.config_file));
+        BATON_TRY_ASSIGN(const std::string text, read_text_file(o.config_file));
         if (auto ok = config::apply_file(settings, text); !ok)
             return fail(ErrorCode::kInvalidArgument, o.config_file + ": " + ok.error().message);
     }
@@ -60,7 +59,7 @@ Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
         BATON_TRY_ASSIGN(std::string body, one_line_deployment(o));
         settings.deployments.push_back(std::move(body));
     }
-    BATON_TRY(config::check(settings));
+    if (auto ok = config::check(settings); !ok) return fail(with_option(ok.error(), o, settings.deployments.size()));
     return settings;
 }
 
@@ -97,11 +96,18 @@ int run_config(const ServeOptions& options, bool show) {
         complain(settings.error().message);
         return kUsage;
     }
-    if (!show) {
-        std::printf("good\n");
+    if (show) {
+        std::printf("%s\n", config::show_settings(*settings).c_str());
         return kDone;
     }
-    std::printf("%s\n", config::show_settings(*settings).c_str());
+    bool bad = false;
+    for (const Finding& f : options.values_only ? std::vector<Finding>() : check_files(*settings)) {
+        if (f.state == Finding::State::kGood) continue;
+        complain(f.what + ": " + f.found);
+        bad = bad || f.state == Finding::State::kBad;
+    }
+    if (bad) return kUsage;
+    std::printf("good\n");
     return kDone;
 }
 

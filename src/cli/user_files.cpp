@@ -10,8 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "baton/base/fd.hpp"
 
@@ -72,11 +70,15 @@ Expected<void> write_private_file(const std::string& path, const std::string& te
 }
 
 Expected<std::string> read_text_file(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    std::ostringstream all;
-    // An empty file makes << fail, and is a text all the same.
-    if (!in || (!(all << in.rdbuf()) && !in.eof())) return fail(ErrorCode::kNotFound, "cannot read " + path);
-    return all.str();
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    std::string all;
+    for (char some[16 * 1024];;) {
+        const ssize_t n = fd ? ::read(fd.get(), some, sizeof some) : -1;
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return fail(ErrorCode::kNotFound, "cannot read " + path + ": " + std::strerror(errno));
+        if (n == 0) return all;
+        all.append(some, static_cast<size_t>(n));
+    }
 }
 
 }  // namespace baton::cli

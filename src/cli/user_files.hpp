@@ -17,7 +17,7 @@ enum class Folders : uint8_t {
 };
 /// Replaces a file at once, readable by its owner alone. kIo names the path.
 [[nodiscard]] Expected<void> write_private_file(const std::string& path, const std::string& text, Folders folders = Folders::kMade);
-/// The whole file. kNotFound names the path.
+/// The whole file. kNotFound names the path and the reason.
 [[nodiscard]] Expected<std::string> read_text_file(const std::string& path);
 
 }  // namespace baton::cli

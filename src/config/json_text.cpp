@@ -1,5 +1,6 @@
 #include "config/json_text.hpp"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,21 +10,39 @@
 
 namespace baton::config {
 
-Expected<Json> parse_json_text(std::string_view text) {
+namespace {
+
+enum class Places : uint8_t { kBytes, kLines };
+
+/// Where the text stops being JSON: by bytes, or as editors count.
+std::string place(std::string_view text, size_t byte, Places places) {
+    if (places == Places::kBytes) return "byte " + std::to_string(byte);
+    const std::string_view before = text.substr(0, byte > 0 ? byte - 1 : 0);
+    const size_t line_begin = before.rfind('\n') + 1;  // 0 on the first line
+    return "line " + std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ", column " + std::to_string(before.size() - line_begin + 1);
+}
+
+Expected<Json> parse(std::string_view text, Places places) {
     if (json_depth(text) > limits::kJsonDepthMax)
         return fail(ErrorCode::kInvalidArgument,
                     "JSON is nested deeper than " + std::to_string(limits::kJsonDepthMax) + " levels");
     try {
         return Json::parse(text.begin(), text.end());
     } catch (const nlohmann::json::parse_error& e) {
-        return fail(ErrorCode::kInvalidArgument, "malformed JSON at byte " + std::to_string(e.byte));
+        return fail(ErrorCode::kInvalidArgument, "malformed JSON at " + place(text, e.byte, places));
     } catch (const nlohmann::json::exception&) {
         return fail(ErrorCode::kInvalidArgument, "malformed JSON: a number is out of range");
     }
 }
 
+}  // namespace
+
+Expected<Json> parse_json_text(std::string_view text) { return parse(text, Places::kBytes); }
+
 Expected<Json> parse_json_file(std::string_view text) {
-    BATON_TRY_ASSIGN(Json all, parse_json_text(text));
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+        return fail(ErrorCode::kInvalidArgument, "the file is empty; it must hold a JSON object, {} at least");
+    BATON_TRY_ASSIGN(Json all, parse(text, Places::kLines));
     std::vector<std::set<std::string>> seen;  // keys of the objects that are open
     std::vector<std::string> path;            // and where each of them is
     std::string twice;

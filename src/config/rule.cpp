@@ -60,6 +60,7 @@ std::string why_broken(const Rule& rule, std::string_view text) {
         case Rule::Form::kAbsolutePath: return text.empty() || text.front() == '/' ? "" : "must be an absolute path";
         case Rule::Form::kIpAddress: return why_no_address(text);
         case Rule::Form::kIpPort: return why_no_ip_port(text);
+        case Rule::Form::kSecret: return text.empty() || text.size() >= kLinkSecretMin ? "" : "must have at least " + std::to_string(kLinkSecretMin) + " characters";
     }
     return {};
 }
@@ -116,6 +117,7 @@ Json text_schema(const Rule& rule) {
         case Rule::Form::kIpPort:
             out["anyOf"] = {empty, {{"pattern", "^.+:" + std::string(kPortPattern) + "$"}, {"not", {{"pattern", kUnprintable}}}}};
             break;
+        case Rule::Form::kSecret: out["anyOf"] = {empty, {{"minLength", kLinkSecretMin}}}; break;
     }
     return out;
 }

@@ -12,6 +12,8 @@
 
 namespace baton::config {
 
+inline constexpr size_t kLinkSecretMin = 16;  ///< bytes of the secret of the links between hosts
+
 /// What a setting's value must be beside its type. The check, the JSON schema and the table of docs/CONFIG.md are made of it.
 struct Rule {
     enum class Form : uint8_t {
@@ -21,6 +23,7 @@ struct Rule {
         kAbsolutePath,  ///< or empty
         kIpAddress,     ///< one that others can reach, or empty
         kIpPort,        ///< IP:PORT, or empty
+        kSecret,        ///< of links, long enough; or empty
     };
     uint64_t min = 0, max = 0;               ///< of a number; max 0: what its type holds
     std::vector<std::string_view> choices{}; ///< of a text; empty: any. "" among them: it may be empty

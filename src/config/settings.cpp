@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <variant>
 
 #include "baton/config/launch.hpp"
@@ -144,8 +145,9 @@ Expected<void> check_rules(const S& s) {
     return {};
 }
 
-/// Start-up deployments are checked like any launch, before the server listens.
+/// Start-up deployments are checked like any launch, before the server listens. Each has a uid of its own: what requests name.
 Expected<void> check_deployments(S& s) {
+    std::map<std::string, std::string> places;  // of each uid
     for (size_t i = 0; i < s.deployments.size(); ++i) {
         const std::string where = "deployments[" + std::to_string(i) + "]";
         auto json = parse_json_text(s.deployments[i]);
@@ -158,8 +160,11 @@ Expected<void> check_deployments(S& s) {
             *path = text;
             s.deployments[i] = json->dump();
         }
-        if (auto launch = parse_launch(s.deployments[i], s.local_worker); !launch)
-            return wrong(where, "is wrong: " + launch.error().message);
+        const auto launch = parse_launch(s.deployments[i], s.local_worker);
+        if (!launch) return wrong(where, "is wrong: " + launch.error().message);
+        const std::string& uid = launch->model_uid.empty() ? launch->model_name : launch->model_uid;
+        if (const auto [first, is_new] = places.emplace(uid, where); !is_new)
+            return wrong(where, "has the uid " + in_quotes(uid) + " of " + first->second + ": give one of them another model_uid");
     }
     return {};
 }

@@ -27,7 +27,6 @@ struct Setting {
     Rule rule{};
 };
 
-inline constexpr size_t kLinkSecretMin = 16;               ///< characters, where there is a link_address
 inline constexpr std::string_view kSchemaKey = "$schema";  ///< key of a file that names its schema; no setting
 
 [[nodiscard]] const std::vector<Setting>& settings_table();

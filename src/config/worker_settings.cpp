@@ -2,6 +2,7 @@
 
 #include "baton/config/settings.hpp"
 #include "config/arguments.hpp"
+#include "config/rule.hpp"
 
 namespace baton::config {
 namespace {
@@ -59,6 +60,8 @@ Expected<void> check(const WorkerSettings& s) {
             return bad("--supervisor", "must be HOST:PORT (the supervisor's link address, not its HTTP port)");
         if (s.link_secret.empty())
             return bad("BATON_LINK_SECRET", "must be set for a supervisor on another host, to the supervisor's link_secret");
+        if (const std::string why = why_broken({.form = Rule::Form::kSecret}, s.link_secret); !why.empty())
+            return bad("BATON_LINK_SECRET", why + ", as the supervisor's link_secret has");
     }
     if (s.advertise_ip == "0.0.0.0" || s.advertise_ip == "::")
         return bad("--advertise-address", "must be an address other hosts can reach, not " + s.advertise_ip);

@@ -46,7 +46,26 @@ TEST(SupervisorSettings, FileErrorsNameThePath) {
     EXPECT_EQ(file_error(R"({"deployments":[{"model_name":"m","envs":{"A":"1","B":"2","A":"3"}}]})"), "'/deployments/envs/A' stands there twice");
     EXPECT_EQ(file_error(R"({"deployments":[{"model_name":"m","model_engine":"baton"},{"model_name":"n","model_engine":"baton"}]})"), "accepted");
     EXPECT_THAT(file_error("{"), HasSubstr("malformed JSON"));
+    EXPECT_EQ(file_error("{\n  \"port\": 1,\n  \"host\" 5\n}"), "malformed JSON at line 3, column 10");
+    EXPECT_EQ(file_error("{]"), "malformed JSON at line 1, column 2");
+    for (const char* nothing : {"", " \n\t\r\n"}) EXPECT_THAT(file_error(nothing), HasSubstr("the file is empty"));
     EXPECT_THAT(file_error("[]"), HasSubstr("must be a JSON object"));
+}
+
+TEST(SupervisorSettings, TwoDeploymentsOfOneUidAreRefused) {
+    const auto check_of = [](std::initializer_list<const char*> bodies) -> std::string {
+        SupervisorSettings s;
+        for (const char* body : bodies) s.deployments.emplace_back(body);
+        const auto ok = check(s);
+        return ok ? "good" : ok.error().message;
+    };
+    constexpr const char* kM = R"({"model_name":"m","model_engine":"baton"})";
+    constexpr const char* kN = R"({"model_name":"n","model_engine":"baton"})";
+    constexpr const char* kMAsN = R"({"model_name":"m","model_uid":"n","model_engine":"baton"})";
+    EXPECT_EQ(check_of({kM, kN}), "good");
+    EXPECT_EQ(check_of({kM, kMAsN}), "good");
+    EXPECT_EQ(check_of({kM, kN, kM}), "deployments[2] has the uid 'm' of deployments[0]: give one of them another model_uid");
+    EXPECT_EQ(check_of({kMAsN, kN}), "deployments[1] has the uid 'n' of deployments[0]: give one of them another model_uid");
 }
 
 TEST(SupervisorSettings, EnvironmentComesAfterTheFile) {
@@ -80,6 +99,8 @@ TEST(SupervisorSettings, ChecksBetweenFields) {
     EXPECT_THAT(error([](auto& s) { s.advertise_address = "0.0.0.0"; }), HasSubstr("advertise_address"));
     EXPECT_THAT(error([](auto& s) { s.link_address = "10.0.0.1:9998"; }), HasSubstr("link_secret"));
     EXPECT_THAT(error([](auto& s) { s.link_address = "10.0.0.1"; s.link_secret = "0123456789abcdef"; }), HasSubstr("link_address"));
+    EXPECT_EQ(error([](auto& s) { s.link_secret = "fifteen letters"; }), "link_secret must have at least 16 characters");
+    EXPECT_EQ(error([](auto& s) { s.link_secret = "sixteen letters."; }), "accepted");
     EXPECT_THAT(error([](auto& s) { s.http_threads = 0; }), HasSubstr("http_threads"));
     EXPECT_THAT(error([](auto& s) { s.model_root = "relative"; }), HasSubstr("model_root"));
     EXPECT_THAT(error([](auto& s) { s.deployments = {R"({"model_name":""})"}; }),
@@ -255,7 +276,9 @@ TEST(WorkerSettings, ChecksWhereTheSupervisorIs) {
     EXPECT_FALSE(check(s));
     s.supervisor_tcp = "host:9998";
     EXPECT_THAT(check(s).error().message, HasSubstr("BATON_LINK_SECRET"));
-    s.link_secret = "x";
+    s.link_secret = "fifteen letters";
+    EXPECT_THAT(check(s).error().message, HasSubstr("BATON_LINK_SECRET must have at least 16 characters"));
+    s.link_secret = "sixteen letters.";
     EXPECT_TRUE(check(s));
     s.advertise_ip = "0.0.0.0";
     EXPECT_FALSE(check(s));
