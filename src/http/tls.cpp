@@ -5,9 +5,11 @@
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,12 +55,34 @@ std::string openssl_words(unsigned long code) {
     return words == nullptr ? "not what it should be" : words;
 }
 
+/// Why a PEM file could not be taken, for who made it: the first fault in OpenSSL's queue is the cause, the last one only says "PEM lib".
+std::string pem_words() {
+    const unsigned long code = ERR_peek_error();
+    if (ERR_GET_REASON(code) == ERR_R_INTERRUPTED_OR_CANCELLED) return "it is encrypted";  // asked for a password, got none
+    if (ERR_GET_REASON(code) == ERR_R_UNSUPPORTED) return "it holds none";
+    if (ERR_GET_LIB(code) == ERR_LIB_PEM) {
+        switch (ERR_GET_REASON(code)) {
+            case PEM_R_NO_START_LINE: return "it holds none";
+            case PEM_R_BAD_PASSWORD_READ:
+            case PEM_R_PROBLEMS_GETTING_PASSWORD:
+            case PEM_R_BAD_DECRYPT: return "it is encrypted";
+            case PEM_R_BAD_BASE64_DECODE:
+            case PEM_R_BAD_END_LINE:
+            case PEM_R_SHORT_HEADER: return "it is damaged or cut off";
+            default: break;
+        }
+    }
+    return openssl_words(code);
+}
+
 tl::unexpected<Error> bad_file(const char* setting, const std::string& path, const std::string& why) {
     return baton::fail(ErrorCode::kInvalidArgument, std::string(setting) + ": " + path + ": " + why, setting);
 }
 
 Expected<void> check_readable(const char* setting, const std::string& path) {
     if (::access(path.c_str(), R_OK) != 0) return bad_file(setting, path, std::string("cannot be read: ") + std::strerror(errno));
+    struct stat info{};
+    if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return bad_file(setting, path, "cannot be read: it is a folder");
     return {};
 }
 
@@ -129,14 +153,14 @@ Expected<ServerTls> load_server_tls(const std::string& certificate_file, const s
     SSL_CTX_set_default_passwd_cb(context, &no_password);
     ERR_clear_error();
     if (SSL_CTX_use_certificate_chain_file(context, certificate_file.c_str()) != 1)
-        return bad_file("tls_certificate", certificate_file, "no certificate in PEM that a server can use: " + openssl_words(ERR_peek_last_error()));
+        return bad_file("tls_certificate", certificate_file, "no certificate in PEM that a server can use: " + pem_words());
     ERR_clear_error();
     if (SSL_CTX_use_PrivateKey_file(context, key_file.c_str(), SSL_FILETYPE_PEM) != 1) {
         const unsigned long code = ERR_peek_last_error();
         const int reason = ERR_GET_REASON(code);
         if (ERR_GET_LIB(code) == ERR_LIB_X509 && (reason == X509_R_KEY_VALUES_MISMATCH || reason == X509_R_KEY_TYPE_MISMATCH))
             return bad_file("tls_key", key_file, "is not the key of " + certificate_file);
-        return bad_file("tls_key", key_file, "no private key in PEM without a password: " + openssl_words(code));
+        return bad_file("tls_key", key_file, "no private key in PEM without a password: " + pem_words());
     }
     if (SSL_CTX_check_private_key(context) != 1) return bad_file("tls_key", key_file, "is not the key of " + certificate_file);
     out.certificate = facts_of(SSL_CTX_get0_certificate(context));
