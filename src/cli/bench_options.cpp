@@ -62,7 +62,7 @@ void add_split(CLI::App& doctor, Options& o) {
     split->add_option("--decode-ms", s.decode_ms, "known times of decode steps, BATCH@CONTEXT:MS, e.g. 1@1024:3.7,64@1024:6.6")->delimiter(',');
     split->add_option("--input-tokens", load.input_tokens, "of a prompt")->check(CLI::Range(1u, 1'000'000u));
     split->add_option("--output-tokens", load.output_tokens, "of an answer")->check(CLI::Range(1u, 1'000'000u));
-    split->add_option("--mix", load.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',');
+    split->add_option("--mix", load.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',')->excludes("--input-tokens")->excludes("--output-tokens");
     split->add_option("--rate", load.rate, "requests a second, Poisson arrivals")->check(CLI::Range(0.0, 1e6));
     split->add_option("--concurrency", load.concurrency, "requests in flight instead")->check(CLI::Range(0u, 16384u));
     split->add_option("--prefix-share", load.prefix_share, "part of each prompt that all share, found in the prefix cache")->check(CLI::Range(0.0, 1.0));
@@ -94,6 +94,7 @@ void add_bench(CLI::App& app, Options& o) {
     serve->add_option("--url,-e,--endpoint", o.server.endpoint, "URL of the server");
     serve->add_option("--model", s.model, "uid; default: the only one it has");
     serve->add_option("--api-key", o.server.api_key, "bearer key");
+    serve->add_option("--ca-file", o.server.ca_file, "PEM file that an https server's certificate is checked with (else BATON_CA_FILE,\nthe system's)");
     serve->add_option("--requests", s.requests, "measured requests; default 100, with --duration unlimited")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--duration", s.duration_s, "seconds in which requests are started")->check(CLI::Range(0.0, 86'400.0));
     serve->add_option("--drain", s.drain_s, "seconds after --duration until what still runs is given up")->check(CLI::Range(0.0, 86'400.0));
@@ -103,7 +104,7 @@ void add_bench(CLI::App& app, Options& o) {
     serve->add_option("--concurrency", s.concurrency, "requests in flight; default 8, with --rate unlimited")->check(CLI::Range(0u, 16384u));
     serve->add_option("--input-tokens", s.input_tokens, "words of a generated prompt, about its tokens")->check(CLI::Range(1u, 1'000'000u));
     serve->add_option("--output-tokens", s.output_tokens, "of each answer")->check(CLI::Range(1u, 1'000'000u));
-    serve->add_option("--mix", s.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',');
+    serve->add_option("--mix", s.mix, "lengths in turn instead, IN:OUT,IN:OUT")->delimiter(',')->excludes("--input-tokens")->excludes("--output-tokens");
     serve->add_option("--token-ids", s.token_ids, "prompts of random token ids below this")->check(CLI::Range(2u, 1'000'000u));
     serve->add_option("--prefix-share", s.prefix_share, "part of each prompt that all share")->check(CLI::Range(0.0, 1.0));
     serve->add_option("--slo-ttft-ms", s.slo_ttft_ms, "goodput limit; 0: none")->check(CLI::NonNegativeNumber);
@@ -120,6 +121,7 @@ void add_bench(CLI::App& app, Options& o) {
     serve->callback([&o] {
         o.bench_serve.url = resolve_endpoint(o.server);
         o.bench_serve.api_key = resolve_api_key(o.server);
+        o.bench_serve.ca_file = resolve_ca_file(o.server);
         o.command = [&o] { return run_bench_serve(o.bench_serve); };
     });
     CLI::App* engine = bench->add_subcommand("engine", "prefill and decode speed of one replica, without HTTP");

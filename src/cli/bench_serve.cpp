@@ -19,7 +19,7 @@ constexpr double kBusyShare = 0.8;
 
 /// The only model the server has, or none.
 std::string only_model(const BenchServeOptions& o) {
-    ClientSession session({o.url, o.api_key});
+    ClientSession session({o.url, o.api_key, o.ca_file});
     Json models;
     if (!session.get("/v1/models", models)) return {};
     const Json data = models.value("data", Json::array());
@@ -85,7 +85,7 @@ LoadOutcome gather(SharedLoad& shared, const BenchServeOptions& o) {
 }
 
 Expected<LoadOutcome> run_load(const BenchServeOptions& o, const LoadPlan& plan) {
-    BATON_TRY_ASSIGN(LoadTarget target, LoadTarget::resolve(o.url, o.api_key));
+    BATON_TRY_ASSIGN(LoadTarget target, LoadTarget::resolve(o.url, o.api_key, o.ca_file));
     raise_descriptor_limit();
     SharedLoad shared(o, plan, std::move(target));
     const uint32_t count = threads_for(o);

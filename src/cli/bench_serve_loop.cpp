@@ -41,14 +41,14 @@ uint32_t share_of(uint32_t all, uint32_t index, uint32_t count) { return all / c
 
 }  // namespace
 
-Expected<LoadTarget> LoadTarget::resolve(const std::string& url, const std::string& api_key) {
-    constexpr std::string_view kScheme = "http://";
-    if (!url.starts_with(kScheme)) return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port");
-    const std::string rest = url.substr(kScheme.size());
+Expected<LoadTarget> LoadTarget::resolve(const std::string& url, const std::string& api_key, const std::string& ca_file) {
+    const bool https = url.starts_with("https://");
+    if (!https && !url.starts_with("http://")) return fail(ErrorCode::kInvalidArgument, "the address must look like http://host:port or https://host:port");
+    const std::string rest = url.substr(url.find("://") + 3);
     const std::string authority = rest.substr(0, rest.find('/'));
     std::string prefix = rest.substr(authority.size());
     while (prefix.ends_with('/')) prefix.pop_back();
-    std::string host = authority, port = "80";
+    std::string host = authority, port = https ? "443" : "80";
     const size_t colon = authority.rfind(':');
     if (colon != std::string::npos && authority.find(']', colon) == std::string::npos) {
         host = authority.substr(0, colon);
@@ -61,10 +61,14 @@ Expected<LoadTarget> LoadTarget::resolve(const std::string& url, const std::stri
     if (const int rc = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); rc != 0 || found == nullptr)
         return fail(ErrorCode::kUnavailable, "cannot find " + authority + ": " + ::gai_strerror(rc));
     LoadTarget out;
+    out.host = host;
     std::memcpy(&out.address, found->ai_addr, found->ai_addrlen);
     out.address_bytes = found->ai_addrlen;
     out.family = found->ai_family;
     ::freeaddrinfo(found);
+    if (https) {
+        BATON_TRY_ASSIGN(out.tls, http::load_client_tls(ca_file));
+    }
     out.head = "POST " + prefix + "/v1/completions HTTP/1.1\r\nHost: " + authority + "\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n";
     if (!api_key.empty()) out.head += "Authorization: Bearer " + api_key + "\r\n";
     out.head += "Content-Length: ";
@@ -270,11 +274,37 @@ void LoadLoop::connect(Call& call, size_t id) {
     ::setsockopt(call.fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (::connect(call.fd.get(), reinterpret_cast<const sockaddr*>(&s_.target.address), s_.target.address_bytes) == 0) {
         watch(call, id, false, true);
-        return send(call, id);
+        return connected(call, id);
     }
     if (errno != EINPROGRESS) return broken(call, id, errno_text("cannot connect"));
     call.state = State::kConnecting;
     watch(call, id, true, true);
+}
+
+void LoadLoop::connected(Call& call, size_t id) {
+    if (s_.target.tls == nullptr) return send(call, id);
+    call.tls = http::TlsStream::connect(s_.target.tls, call.fd.get(), s_.target.host);
+    if (call.tls == nullptr) return broken(call, id, "no memory for TLS");
+    shake_hands(call, id);
+}
+
+void LoadLoop::shake_hands(Call& call, size_t id) {
+    using Outcome = http::TlsStream::Outcome;
+    call.state = State::kShaking;
+    switch (call.tls->handshake()) {
+        case Outcome::kDone: return send(call, id);
+        case Outcome::kWantRead: return watch(call, id, false, false);
+        case Outcome::kWantWrite: return watch(call, id, true, false);
+        case Outcome::kEnd:
+        case Outcome::kBroken: break;
+    }
+    const std::string why = call.tls->reason();
+    broken(call, id, "TLS: " + why + (why.find("not trusted") != std::string::npos ? ": --ca-file or BATON_CA_FILE name the certificates to trust" : ""));
+}
+
+void LoadLoop::disconnect(Call& call) {
+    call.tls.reset();
+    call.fd.reset();
 }
 
 void LoadLoop::watch(Call& call, size_t id, bool write, bool add) {
@@ -288,6 +318,13 @@ void LoadLoop::watch(Call& call, size_t id, bool write, bool add) {
 
 void LoadLoop::send(Call& call, size_t id) {
     call.state = State::kSending;
+    while (call.tls != nullptr && call.sent < call.out.size()) {
+        const http::TlsStream::Moved moved = call.tls->write(call.out.data() + call.sent, call.out.size() - call.sent);
+        if (moved.outcome == http::TlsStream::Outcome::kWantWrite) return watch(call, id, true, false);
+        if (moved.outcome == http::TlsStream::Outcome::kWantRead) return watch(call, id, false, false);
+        if (moved.outcome != http::TlsStream::Outcome::kDone) return broken(call, id, "cannot send: " + call.tls->reason());
+        call.sent += moved.bytes;
+    }
     while (call.sent < call.out.size()) {
         const ssize_t n = ::send(call.fd.get(), call.out.data() + call.sent, call.out.size() - call.sent, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
@@ -303,7 +340,7 @@ void LoadLoop::on_ready(size_t id, uint32_t events, int64_t woken_us) {
     Call& call = *calls_[id];
     if (!call.fd) return;  // closed by an earlier event of this round
     if (call.state == State::kFree) {  // an idle connection that the server closes
-        call.fd.reset();
+        disconnect(call);
         std::erase(idle_, id);
         unused_.push_back(id);
         return;
@@ -315,28 +352,52 @@ void LoadLoop::on_ready(size_t id, uint32_t events, int64_t woken_us) {
         errno = error;
         if (error != 0) return broken(call, id, errno_text("cannot connect"));
         if ((events & EPOLLOUT) == 0) return;
-        return send(call, id);
+        return connected(call, id);
     }
-    if (call.state == State::kSending && (events & EPOLLOUT) != 0) send(call, id);
-    if (call.fd && (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) read(call, id, woken_us);
+    if (call.state == State::kShaking) return shake_hands(call, id);
+    if (call.state == State::kSending && ((events & EPOLLOUT) != 0 || call.tls != nullptr)) send(call, id);
+    if (call.fd && call.state != State::kShaking && call.state != State::kConnecting && (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) read(call, id, woken_us);
 }
 
 void LoadLoop::read(Call& call, size_t id, int64_t woken_us) {
+    if (call.tls != nullptr) return read_tls(call, id, woken_us);
     ssize_t n = 0;
     do n = ::recv(call.fd.get(), buffer_.data(), buffer_.size(), 0);
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n < 0) return broken(call, id, errno_text("the connection broke"));
-    const int64_t now = steady_now_us();
-    if (n == 0) {
+    if (n > 0) {
+        take(call, static_cast<size_t>(n), woken_us);
+    } else {
         if (!call.reader.begun()) return broken(call, id, "the server closed the connection");
         call.reader.close();
-    } else {
-        call.heard_us = now;
-        const uint32_t texts = call.reader.feed({buffer_.data(), static_cast<size_t>(n)});
-        if (texts > 0) on_texts(call, texts, now, woken_us);
     }
     if (call.reader.done()) finish(call, id);
+}
+
+/// What TLS holds decrypted shows in no event of the socket: read until it has nothing more.
+void LoadLoop::read_tls(Call& call, size_t id, int64_t woken_us) {
+    using Outcome = http::TlsStream::Outcome;
+    while (!call.reader.done()) {
+        const http::TlsStream::Moved moved = call.tls->read(buffer_.data(), buffer_.size());
+        if (moved.outcome == Outcome::kWantRead || moved.outcome == Outcome::kWantWrite) return;
+        if (moved.outcome == Outcome::kDone) {
+            take(call, moved.bytes, woken_us);
+            continue;
+        }
+        if (moved.outcome == Outcome::kBroken) return broken(call, id, "the connection broke: " + call.tls->reason());
+        if (!call.reader.begun()) return broken(call, id, "the server closed the connection");
+        call.reader.close();
+    }
+    finish(call, id);
+}
+
+/// Bytes of an answer that lie in the buffer.
+void LoadLoop::take(Call& call, size_t bytes, int64_t woken_us) {
+    const int64_t now = steady_now_us();
+    call.heard_us = now;
+    const uint32_t texts = call.reader.feed({buffer_.data(), bytes});
+    if (texts > 0) on_texts(call, texts, now, woken_us);
 }
 
 void LoadLoop::on_texts(Call& call, uint32_t texts, int64_t now_us, int64_t woken_us) {
@@ -357,7 +418,7 @@ void LoadLoop::on_texts(Call& call, uint32_t texts, int64_t now_us, int64_t woke
 }
 
 void LoadLoop::broken(Call& call, size_t id, std::string why) {
-    call.fd.reset();
+    disconnect(call);
     if (call.reused && !call.reader.begun()) {  // the server had closed an idle connection
         call.reused = false;
         call.sent = 0;
@@ -377,7 +438,7 @@ void LoadLoop::finish(Call& call, size_t id) {
     r.input_tokens = call.reader.input_tokens();
     r.output_tokens = call.reader.output_tokens() > 0 ? call.reader.output_tokens() : call.events;
     const bool reusable = call.fd && call.reader.reusable() && !r.unfinished;
-    if (!reusable) call.fd.reset();
+    if (!reusable) disconnect(call);
     call.state = State::kFree;
     (reusable ? idle_ : unused_).push_back(id);
     failures_ = r.ok || r.unfinished ? 0 : failures_ + 1;

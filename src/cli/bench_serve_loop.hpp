@@ -13,6 +13,7 @@
 #include "baton/base/fd.hpp"
 #include "cli/bench_load.hpp"
 #include "cli/bench_serve_answer.hpp"
+#include "http/tls.hpp"
 
 namespace baton::cli {
 
@@ -22,8 +23,11 @@ struct LoadTarget {
     socklen_t address_bytes = 0;
     int family = AF_INET;
     std::string head;  ///< of each request, up to the number after "Content-Length: "
-    /// kInvalidArgument for anything but http://host[:port][/prefix], kUnavailable where the name is not known.
-    static Expected<LoadTarget> resolve(const std::string& url, const std::string& api_key);
+    http::TlsContext tls = {};  ///< of https; null: plain HTTP
+    std::string host;           ///< that the server's certificate must name
+    /// kInvalidArgument for anything but http[s]://host[:port][/prefix] and a CA file without certificates, kUnavailable where
+    /// the name is not known.
+    static Expected<LoadTarget> resolve(const std::string& url, const std::string& api_key, const std::string& ca_file = {});
 };
 
 class LoadLoop;
@@ -89,10 +93,11 @@ class LoadLoop {
     double cpu_s = 0, cpu_share = 0;
 
   private:
-    enum class State : uint8_t { kFree, kConnecting, kSending, kReading };
+    enum class State : uint8_t { kFree, kConnecting, kShaking, kSending, kReading };
     /// A connection and the request on it.
     struct Call {
         UniqueFd fd;
+        std::unique_ptr<http::TlsStream> tls;  ///< over fd, which outlives it
         State state = State::kFree;
         bool background = false, reused = false, wants_write = false;
         bool opening = false;  ///< a background stream's first request, before its first token
@@ -113,10 +118,15 @@ class LoadLoop {
     void begin(std::string body, int64_t due_us, bool measured, bool background);
     size_t free_call();
     void connect(Call& call, size_t id);
+    void connected(Call& call, size_t id);
+    void shake_hands(Call& call, size_t id);
+    static void disconnect(Call& call);
     void send(Call& call, size_t id);
     void watch(Call& call, size_t id, bool write, bool add);
     void on_ready(size_t id, uint32_t events, int64_t woken_us);
     void read(Call& call, size_t id, int64_t woken_us);
+    void read_tls(Call& call, size_t id, int64_t woken_us);
+    void take(Call& call, size_t bytes, int64_t woken_us);
     void on_texts(Call& call, uint32_t texts, int64_t now_us, int64_t woken_us);
     void broken(Call& call, size_t id, std::string why);
     void finish(Call& call, size_t id);

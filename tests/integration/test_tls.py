@@ -121,6 +121,10 @@ def test_the_command_line(https, tmp_path):
     assert "TTFT" in baton("top", "--once", "--interval", "200").upper()
     baton("launch", "--model-path", MODEL, "--model-uid", "second", "--n-gpu", "none", "--max_model_len", "512", "--kv_cache_bytes", str(64 << 20))
     baton("terminate", "--model-uid", "second")
+    bench = ("bench", "serve", "--model", UID, "--requests", "6", "--concurrency", "3", "--input-tokens", "8", "--output-tokens", "4", "--json")
+    assert json.loads(baton(*bench).splitlines()[0])["failed"] == 0
+    assert json.loads(baton(*bench, "--ca-file", https.ca, without=("BATON_CA_FILE",)).splitlines()[0])["failed"] == 0
+    assert "certificate is not trusted" in (out := baton(*bench, without=("BATON_CA_FILE",), expect=1)) and "--ca-file" in out
     assert "asks for no login" in baton("login", "--username", "u", "--password", "p")
     # The ways to name the root.
     assert UID in baton("list", "--ca-file", https.ca, without=("BATON_CA_FILE",))
@@ -287,7 +291,13 @@ def test_files_that_are_no_good_stop_the_start(certificates, tmp_path):
     assert "tls_certificate must be set where tls_key is" in serve(config={"tls_key": key})
     locked = tmp_path / "locked.key"
     subprocess.run(["openssl", "pkey", "-in", key, "-aes128", "-passout", "pass:x", "-out", str(locked)], check=True, capture_output=True)
-    assert "without a password" in serve("--tls-certificate", cert, "--tls-key", str(locked))
+    assert "without a password: it is encrypted" in serve("--tls-certificate", cert, "--tls-key", str(locked))
+    assert "no private key in PEM without a password: it holds none" in serve("--tls-certificate", cert, "--tls-key", cert)
+    assert "no certificate in PEM that a server can use: it holds none" in serve("--tls-certificate", key, "--tls-key", key)
+    cut = tmp_path / "cut.pem"
+    cut.write_text(certificates["cert"].read_text()[:300])
+    assert "it is damaged or cut off" in serve("--tls-certificate", str(cut), "--tls-key", key)
+    assert "it is a folder" in serve("--tls-certificate", str(tmp_path), "--tls-key", key)
 
 
 def test_the_doctor_looks_at_the_certificate(certificates, tmp_path):

@@ -11,6 +11,7 @@ struct BenchServeOptions {
     std::string url = "http://127.0.0.1:9997";
     std::string model;              ///< uid; "" the only one the server has
     std::string api_key;
+    std::string ca_file;            ///< https: what the server's certificate is checked with; "" the system's
     uint32_t requests = 0;          ///< measured ones; 0: 100, or as many as start within `duration_s`
     double duration_s = 0;          ///< no request starts later than that after the first measured one; 0: `requests` decides
     double drain_s = 600;           ///< what still runs that long after `duration_s` is given up and counts as unfinished

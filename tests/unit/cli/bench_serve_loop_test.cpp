@@ -8,6 +8,9 @@
 #include <cstring>
 #include <thread>
 
+#include "baton/http/server.hpp"
+#include "unit/http/certificates.hpp"
+
 namespace baton::cli {
 namespace {
 
@@ -90,7 +93,7 @@ Outcome run(BenchServeOptions o, const std::string& url, uint32_t loops) {
     if (o.concurrency == 0 && o.rate <= 0 && o.interval_ms <= 0) o.concurrency = 8;
     const auto plan = LoadPlan::make(o);
     EXPECT_TRUE(plan);
-    auto target = LoadTarget::resolve(url, "key");
+    auto target = LoadTarget::resolve(url, "key", o.ca_file);
     EXPECT_TRUE(target);
     SharedLoad shared(o, *plan, *target);
     for (uint32_t i = 0; i < loops; ++i) shared.loops.push_back(std::make_unique<LoadLoop>(shared, i, loops));
@@ -177,8 +180,51 @@ TEST(LoadLoop, EndsWhereTheServerRefuses) {
     for (const RequestResult& r : nobody.results) EXPECT_FALSE(r.ok);
 }
 
+/// Streams of three texts over TLS, on connections that stay; of long ones several records come at once.
+TEST(LoadLoop, SpeaksHttps) {
+    const http::test::TestFolder folder;
+    const auto files = http::test::make_certificate(folder, "good");
+    const auto other = http::test::make_certificate(folder, "other");
+    http::ServerOptions options;
+    options.tls_certificate = files.certificate;
+    options.tls_key = files.key;
+    const auto server = http::Server::start(std::move(options), [](const std::shared_ptr<http::Exchange>& e) {
+        if (!e->begin_stream()) return;
+        for (int t = 0; t < 3; ++t) e->write("data: {\"choices\":[{\"text\":\"" + std::string(20'000, 'w') + "\"}]}\r\n\r\n");
+        e->write("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3}}\r\n\r\ndata: [DONE]\r\n\r\n");
+        e->end();
+    });
+    ASSERT_TRUE(server);
+    const std::string url = "https://127.0.0.1:" + std::to_string((*server)->port());
+    BenchServeOptions o;
+    o.requests = 60;
+    o.ca_file = files.certificate;
+    const Outcome good = run(o, url, 3);
+    ASSERT_EQ(good.results.size(), 60u);
+    for (const RequestResult& r : good.results) {
+        EXPECT_TRUE(r.ok) << r.error;
+        EXPECT_EQ(r.output_tokens, 3u);
+    }
+    EXPECT_LE((*server)->stats().connections, 8u);
+    o.ca_file = other.certificate;
+    o.requests = 4;
+    const Outcome strange = run(o, url, 1);
+    ASSERT_EQ(strange.results.size(), 4u);
+    for (const RequestResult& r : strange.results) {
+        EXPECT_FALSE(r.ok);
+        EXPECT_NE(r.error.find("not trusted"), std::string::npos) << r.error;
+        EXPECT_NE(r.error.find("--ca-file"), std::string::npos) << r.error;
+    }
+    // A port that speaks no TLS, and one that nobody has.
+    const auto plain = http::Server::start({}, [](const std::shared_ptr<http::Exchange>& e) { e->respond(200, "{}"); });
+    ASSERT_TRUE(plain);
+    for (const std::string& at : {"https://127.0.0.1:" + std::to_string((*plain)->port()), std::string("https://127.0.0.1:1")})
+        for (const RequestResult& r : run(o, at, 1).results) EXPECT_FALSE(r.ok) << at;
+    EXPECT_FALSE(LoadTarget::resolve(url, "", folder.file("none")));
+}
+
 TEST(LoadTarget, RefusesWhatIsNoAddress) {
-    EXPECT_FALSE(LoadTarget::resolve("https://127.0.0.1:1", ""));
+    EXPECT_FALSE(LoadTarget::resolve("ftp://127.0.0.1:1", ""));
     EXPECT_FALSE(LoadTarget::resolve("127.0.0.1:1", ""));
     const auto target = LoadTarget::resolve("http://127.0.0.1:90/prefix/", "key");
     ASSERT_TRUE(target);
