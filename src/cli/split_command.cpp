@@ -22,6 +22,7 @@ using split::Topology;
 constexpr uint32_t kRequestsMin = 200, kRequestsMax = 2000;
 constexpr double kLoadSeconds = 60;
 constexpr double kTokensMax = 2e7;  ///< simulated at most, of prompts and answers
+constexpr double kErrorMax = 0.5;   ///< of the formulas at a time that was given
 
 /// What the command line says, completed: how many requests, who is warm-up.
 Expected<BenchServeOptions> load_of(const SplitOptions& o) {
@@ -104,6 +105,27 @@ Expected<Rates> rates_of(const SplitOptions& o, const BenchServeOptions& load, c
     if (o.handoff_ms >= 0) rates.handoff_ms = o.handoff_ms;
     if (o.handoff_gb_per_s >= 0) rates.handoff_gb_per_s = o.handoff_gb_per_s;
     return rates;
+}
+
+/// Times that were typed in and do not go together are refused; what was measured may be noisy, and is told with a warning.
+Expected<void> check_fit(const SplitOptions& o, const split::StepCost& cost) {
+    if (cost.worst_error() <= kErrorMax) return {};
+    const std::string missed = "the formulas miss a time by " + std::to_string(std::lround(100 * cost.worst_error())) + " %";
+    if (!o.prefill_ms.empty())
+        return fail(ErrorCode::kInvalidArgument, "--prefill-ms, --decode-ms: " + missed + ": they contradict each other (longer prompts and larger batches take longer)", "prefill_ms");
+    complain("warning: " + missed + " that was measured: measure again on a quiet machine before you trust the advice");
+    return {};
+}
+
+/// Below the shortest prompt that was timed the formula is a guess: nothing says what a short step costs.
+std::string short_prompts(const LoadPlan& plan, const Rates& rates) {
+    uint64_t timed = 0, asked = 0;
+    for (const split::StepSample& s : rates.samples)
+        if (s.rows == 0 && s.prompt_tokens > 0 && (timed == 0 || s.prompt_tokens < timed)) timed = s.prompt_tokens;
+    for (uint64_t i = 0; i < std::min<uint64_t>(plan.size(), 4096); ++i)
+        if (asked == 0 || plan.input_tokens(i) < asked) asked = plan.input_tokens(i);
+    if (asked >= timed) return "";
+    return "prompts of " + std::to_string(asked) + " tokens are shorter than all that were timed (from " + std::to_string(timed) + " on): their times are a guess";
 }
 
 Expected<void> save(const std::string& path, const Rates& rates) {
@@ -199,11 +221,13 @@ Expected<Result> work_out(const SplitOptions& o, bool& searched) {
     Result r;
     BATON_TRY_ASSIGN(r.rates, rates_of(o, load, plan));
     BATON_TRY_ASSIGN(const split::StepCost cost, split::StepCost::fit(r.rates.samples));
+    BATON_TRY(check_fit(o, cost));
     BATON_TRY_ASSIGN(const std::vector<Topology> topologies, topologies_of(o, r.rates));
     if (!o.save_file.empty()) BATON_TRY(save(o.save_file, r.rates));
     r.worst_error = cost.worst_error();
     r.cost = cost.json();
     r.arithmetic = split::explain(split::traffic_of(load, plan, r.rates, cost), topologies, r.rates, cost);
+    if (std::string guess = short_prompts(plan, r.rates); !guess.empty()) r.arithmetic.push_back("warning: " + guess);
     const split::Limits limits{o.ttft_ms, o.tpot_ms, o.itl_ms, o.percentile};
     searched = limits.any() && load.rate > 0 && !o.no_search;
     for (const Topology& topology : topologies) {

@@ -73,6 +73,9 @@ def test_bench_serve_takes_lengths_in_turn(pd):
     ([*GIVEN, "--rate", "1", "--prefix-share", "1.5"], "--prefix-share"),
     ([*GIVEN, "--rate", "1", "--topology", "1p0d"], "--topology: '1p0d'"),
     ([*GIVEN, "--rate", "1", "--mix", "5"], "mix: '5'"),
+    ([*GIVEN, "--rate", "1", "--mix", "512:8", "--input-tokens", "512"], "--input-tokens"),
+    ([*GIVEN, "--rate", "1", "--output-tokens", "8", "--mix", "512:8"], "--output-tokens"),
+    (["--prefill-ms", "512:100,4096:1", "--decode-ms", "1@1024:1,64@1024:2", "--rate", "1"], "contradict"),
     ([*GIVEN, "--rate", "1", "--rates", "x"], "--rates"),
     (["--prefill-ms", "512", "--rate", "1"], "--prefill-ms: '512'"),
     (["--prefill-ms", "512:3", "--rate", "1"], "decode"),
@@ -81,6 +84,12 @@ def test_bench_serve_takes_lengths_in_turn(pd):
 ])
 def test_what_is_wrong_is_named(arguments, named):
     assert named in split(*arguments, code=2).stderr
+
+
+def test_prompts_shorter_than_all_that_were_timed_are_told():
+    traffic = [*GIVEN, "--rate", "1", "--output-tokens", "4", "--requests", "50"]
+    assert "prompts of 16 tokens are shorter than all that were timed (from 128 on)" in split(*traffic, "--input-tokens", "16").stdout
+    assert "warning" not in split(*traffic, "--input-tokens", "128").stdout
 
 
 def test_a_file_of_rates_that_is_wrong_is_named(tmp_path):
