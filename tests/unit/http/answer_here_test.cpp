@@ -165,7 +165,7 @@ TEST_F(AnswerHere, StoppingClosesWhatHasSettled) {
     client.send(get("/"));
     take()->respond(200, "{}");
     EXPECT_EQ(status_of(client.read_answer()), 200);
-    EXPECT_TRUE(server->drain(0));
+    EXPECT_TRUE(server->drain(10'000));
     server->stop_accepting();
     EXPECT_TRUE(client.at_end());
 }
@@ -302,7 +302,7 @@ TEST_F(AnswerHere, ManyThreadsAnswerWhileConnectionsComeAndGo) {
         last.read_answer();
     }
     for (std::thread& t : answerers) t.join();
-    EXPECT_EQ(server->stats().exchanges, 0u);
+    EXPECT_TRUE(server->drain(10'000)) << "an exchange ends on its I/O thread, after its client has the answer";
 }
 
 }  // namespace
