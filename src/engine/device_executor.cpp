@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "baton/base/fetch.hpp"
 #include "baton/base/log.hpp"
 #include "engine/executor.hpp"
 
@@ -25,7 +26,7 @@ class DeviceExecutor final : public Executor {
         bool masked = false;
         for (const pd::StepItem& item : plan.items) {
             backend::Slice& slice = slices_.emplace_back(slice_of(item));
-            slice.masked = item.sample && item.sequence->sampling.constraint.kind != wire::ConstraintKind::kNone;
+            slice.masked = item.sample && item.constrained;
             masked = masked || slice.masked;
             if (!item.progress_slot) continue;
             slice.progress = pool_.progress_word(*item.progress_slot);
@@ -59,6 +60,11 @@ class DeviceExecutor final : public Executor {
         if (next != tokens_.size()) return fail(ErrorCode::kInternal, "the device gave too many tokens");
         for (const uint32_t row : done.failed) sampled[row].failed = kNotFollowed;
         return {};
+    }
+
+    void fetch() const override {
+        baton::fetch(slices_);
+        baton::fetch(tokens_);
     }
 
   private:

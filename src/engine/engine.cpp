@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "baton/base/fetch.hpp"
 #include "baton/base/log.hpp"
 #include "engine/executor.hpp"
 
@@ -230,6 +231,7 @@ class EngineImpl final : public Engine {
             host_.begin();
         }
         spare_ = std::move(step.plan);
+        fetched_ = false;
         report(now);
     }
 
@@ -344,8 +346,18 @@ class EngineImpl final : public Engine {
                 if (called_.load(std::memory_order_relaxed) || executor_->ready()) return;
                 relax();
             }
+            if (!std::exchange(fetched_, true)) fetch_for(steps_.front().plan);
             ::sched_yield();
         } while (steady_now_us() < until_us);
+    }
+
+    /// Asks for the memory that the end of a step will look at: while the thread slept, its core has forgotten it.
+    void fetch_for(const pd::StepPlan& plan) const {
+        core_.fetch_for(plan);
+        executor_->fetch();
+        fetch(sampled_);
+        fetch(spare_.items);
+        fetch(spare_.tokens);
     }
 
     void wait_for_work() {
@@ -378,6 +390,7 @@ class EngineImpl final : public Engine {
     double row_us_ = 0;        ///< and for a row of the last one with some
     bool changed_ = true;      ///< a plan made now may hold what the last one did not
     bool broken_ = false;      ///< the device failed
+    bool fetched_ = false;     ///< what the end of the oldest step looks at was asked for
     HostClock host_;
     wire::ReplicaStats reported_;
     TimeMs last_report_{};

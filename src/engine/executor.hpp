@@ -30,6 +30,8 @@ class Executor {
     virtual Expected<void> collect(const pd::StepPlan& plan, std::vector<pd::Sampled>& sampled) = 0;
     /// Reads the weights where that helps the next step (backend::Backend::warm).
     virtual void warm() {}
+    /// A step is about to be done: asks for the memory that collect and the next submit will look at.
+    virtual void fetch() const {}
 };
 
 /// An item's part of a batch.

@@ -170,6 +170,9 @@ StepPlan ReplicaCore::plan_step(TimeMs now, StepPlan recycled) {
 void ReplicaCore::on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled) {
     impl_->step_done(now, plan, sampled);
 }
+void ReplicaCore::fetch_for(const StepPlan& plan) const {
+    impl_->fetch_for(plan);
+}
 void ReplicaCore::on_step_failed(TimeMs, const StepPlan& plan, std::string_view reason) {
     impl_->step_failed(plan, reason);
 }
@@ -252,6 +255,7 @@ Leg& ReplicaCore::Impl::make_leg(TimeMs now, const wire::Sequence& sequence) {
     Leg& leg = legs.add();
     leg.sequence = sequence;
     leg.ref = sequence.ref;
+    leg.constrained = sequence.sampling.constraint.kind != wire::ConstraintKind::kNone;
     const uint64_t most = uint64_t{sequence.prompt.size()} + sequence.sampling.max_tokens;
     leg.prompt = static_cast<uint32_t>(sequence.prompt.size());
     leg.ends_at = static_cast<uint32_t>(std::min<uint64_t>(most, context));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "baton/base/fetch.hpp"
 #include "baton/sched/sampler.hpp"
 #include "pd/replica_core_impl.hpp"
 
@@ -17,6 +18,24 @@ void ReplicaCore::Impl::fetch_for_done(const StepPlan& plan, size_t item,
     if (near < plan.items.size())
         if (const Leg* leg = legs.guess(plan.items[near].handle)) leg->fetch_ids();
     if (near < batch.items.size()) __builtin_prefetch(batch.items[near].tokens.data(), 1);
+}
+
+/// All that fetch_for_done asks for item by item, and the lists; in passes: what a line points to is asked for when the line is there.
+void ReplicaCore::Impl::fetch_for(const StepPlan& plan) const {
+    fetch(plan.items);
+    fetch(running);
+    for (const StepItem& item : plan.items)
+        if (const Leg* leg = legs.guess(item.handle)) leg->fetch();
+    fetch(sampled_of_item);
+    fetch(after);
+    fetch(spare.items);
+    for (const StepItem& item : plan.items) {
+        const Leg* leg = legs.guess(item.handle);
+        if (!leg) continue;
+        leg->fetch_ids();
+        leg->fetch_blocks();
+    }
+    for (const wire::SeqTokens& item : spare.items) __builtin_prefetch(item.tokens.data(), 1);
 }
 
 void ReplicaCore::Impl::step_done(TimeMs now, const StepPlan& plan,

@@ -76,6 +76,7 @@ struct alignas(64) Leg {
     bool dying = false;      ///< over; its blocks come back when nothing touches them any more
     bool reported = false;   ///< a token was sent
     bool preempted = false;
+    bool constrained = false;  ///< as `sequence` says
     uint32_t in_flight = 0;  ///< plans that it is part of and that are not done
     uint32_t ahead = 0;      ///< rows of it in those plans
     uint32_t pending = 0;    ///< tokens that those plans sample for it
@@ -355,6 +356,7 @@ struct ReplicaCore::Impl {
     size_t batch_used = 0;   ///< items of this step's batch that are filled
     std::vector<const Sampled*> sampled_of_item;
     void fetch_for_done(const StepPlan& plan, size_t item, const wire::TokenBatch& batch) const;
+    void fetch_for(const StepPlan& plan) const;
 
     uint64_t prefill_tokens = 0, generated_tokens = 0, steps = 0, handoff_bytes = 0;
     std::array<uint64_t, wire::kStepSizeBounds.size() + 1> steps_by_size{};

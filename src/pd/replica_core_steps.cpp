@@ -187,6 +187,7 @@ void ReplicaCore::Impl::add_item(TimeMs now, StepPlan& plan, Leg& leg, uint32_t 
     item.blocks = leg.blocks;
     item.pending = leg.pending;
     item.sample = leg.planned() + rows == leg.size() + leg.pending;
+    item.constrained = leg.constrained;
     item.sequence = &leg.sequence;
     if (leg.handout && leg.handout->offer) item.progress_slot = leg.handout->slot;
     if (leg.pending > 0) {

@@ -53,6 +53,7 @@ struct StepItem {
     uint32_t position = 0;               ///< of the first token
     std::span<const BlockId> blocks;     ///< of the whole sequence so far; valid until the step is done
     bool sample = false;                 ///< sample after the last row
+    bool constrained = false;            ///< the answer has a constraint
     const wire::Sequence* sequence = nullptr;  ///< for the sampler; lives until the step is done
     /// P: where to publish progress, and the positions this chunk completes. None: nobody pulls this sequence.
     std::optional<uint32_t> progress_slot;
@@ -168,6 +169,9 @@ class ReplicaCore {
     void on_step_done(TimeMs now, const StepPlan& plan, std::span<const Sampled> sampled);
     /// The step failed: every sequence in it fails with `reason`.
     void on_step_failed(TimeMs now, const StepPlan& plan, std::string_view reason);
+    /// This plan's step is about to be done: asks for the memory that on_step_done and the next plan_step will look at, so that it
+    /// is there by then. Changes nothing.
+    void fetch_for(const StepPlan& plan) const;
 
     /// What to do, in order. Call after every input and after plan_step.
     [[nodiscard]] std::vector<Action> take_actions();

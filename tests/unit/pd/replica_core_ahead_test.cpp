@@ -196,6 +196,27 @@ TEST(ReplicaCoreAhead, StateRowsAreDistinctAndStay) {
     EXPECT_TRUE(r.all_free());
 }
 
+TEST(ReplicaCoreAhead, MemoryMayBeAskedForWhateverBecameOfAPlansSequences) {
+    Rig r(ahead(Role::kHybrid));
+    r.core.fetch_for({});
+    for (uint64_t id = 1; id <= 3; ++id) r.supervise(run(sequence(id, ids(6, static_cast<TokenId>(id)), 4)));
+    const StepPlan first = r.plan(), second = r.plan();
+    r.core.fetch_for(first);
+    r.supervise(wire::Abort{{SequenceId{2}, 1}});
+    r.core.fetch_for(first);  // one is over, but its blocks are still written to
+    r.done(first);
+    r.core.fetch_for(second);
+    r.done(second);
+    r.core.fetch_for(second);  // now it is gone
+    r.supervise(run(sequence(4, ids(5), 3)));
+    r.core.fetch_for(second);  // and another one has its place
+    run_ahead(r);
+    r.core.fetch_for(first);
+    for (const uint64_t id : {1, 3}) EXPECT_EQ(r.tokens(id), expected(ids(6, static_cast<TokenId>(id)), 4));
+    EXPECT_EQ(r.tokens(4), expected(ids(5), 3));
+    EXPECT_TRUE(r.all_free());
+}
+
 TEST(ReplicaCoreAhead, AbortFreesAfterBothSteps) {
     Rig r(ahead(Role::kHybrid));
     r.supervise(run(sequence(1, ids(9), 9)));
