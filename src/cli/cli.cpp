@@ -9,6 +9,7 @@
 
 #include "baton/base/build_info.hpp"
 #include "cli/options.hpp"
+#include "cli/usage_error.hpp"
 
 /// Declares every command and its options (options.hpp), then calls what was named.
 namespace baton::cli {
@@ -215,7 +216,7 @@ int run(int argc, char** argv) {
     CLI::App app{"baton serves large language models with prefill and decode on separate replicas.", "baton"};
     app.set_version_flag("--version", "baton " + build_info().text());
     app.require_subcommand(1);
-    app.failure_message(CLI::FailureMessage::simple);
+    app.failure_message([](const CLI::App*, const CLI::Error& e) { return "baton: " + plain_usage_error(e.what()) + "\nRun with --help for more information.\n"; });
     Options options;
     add_servers(app, options);
     add_client_commands(app, options);
