@@ -36,6 +36,16 @@ std::string without_brackets(std::string ip) {
     return ip;
 }
 
+/// The first process of a container also inherits what a killed worker leaves: its replicas, which nobody else waits for.
+void reap_inherited(pid_t own) {
+    if (::getpid() != 1) return;
+    siginfo_t info{};
+    while (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid > 0 && info.si_pid != own) {
+        ::waitpid(info.si_pid, nullptr, WNOHANG);
+        info = {};
+    }
+}
+
 }  // namespace
 
 std::string advertised_ip(const config::SupervisorSettings& settings) {
@@ -106,6 +116,7 @@ void LocalWorker::watch() {
             pid_ = -1;
             if (!stopping_) log::error("worker.died", {{"status", WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status)}});
         }
+        reap_inherited(pid_);
         if (stopping_) {
             if (pid_ < 0) {
                 if (stopped_) std::exchange(stopped_, nullptr)();

@@ -2,13 +2,14 @@
 
 import concurrent.futures
 import os
+import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from harness import BINARY, Server, wait_for
+from harness import BINARY, PATIENCE, Server, wait_for
 
 CYCLES = int(os.environ.get("BATON_TEST_CYCLES", "12"))  # the full run takes 100
 SMALL = {"max_model_len": 256, "kv_cache_bytes": 8 << 20, "threads": 1}
@@ -139,3 +140,28 @@ def test_a_start_that_fails_ends_every_time(tmp_path):
         for _ in range(25):
             ended = subprocess.run(command, timeout=20, capture_output=True, text=True)
             assert ended.returncode != 0 and "supervisor.start_failed" in ended.stdout + ended.stderr
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.skipif(subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="no right to make a pid namespace")
+def test_as_first_process_of_a_container_it_reaps_what_a_killed_worker_leaves(tmp_path):
+    start = tmp_path / "baton"
+    start.write_text(f'#!/bin/sh\nexec {" ".join(NAMESPACE)} "{BINARY}" "$@"\n')
+    start.chmod(0o755)
+
+    def state(pid):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    with Server(binary=str(start)) as server:
+        first = server.tree()[0]
+        server.launch("1p1d", **SMALL)
+        worker = server.worker_pid()
+        replicas = set(server.tree()) - {first, worker}
+        assert len(replicas) == 2
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in {worker, *replicas}), 10, "no process of the worker is left, dead ones neither")
+        wait_for(lambda: len([pid for pid in server.tree() if state(pid) != "Z"]) == 4, 20, "the new worker has both replicas")
+        os.kill(first, signal.SIGTERM)
+        assert server.process.wait(20 * PATIENCE) == 0
