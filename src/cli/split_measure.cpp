@@ -13,6 +13,7 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "baton/backend/backend.hpp"
 #include "baton/base/clock.hpp"
@@ -31,7 +32,8 @@ constexpr uint32_t kRoundsMin = 3, kRoundsMax = 15;
 constexpr int64_t kPointUs = 400'000;      ///< of rounds of one step, about
 constexpr int64_t kAllUs = 10'000'000;      ///< of rounds of all
 constexpr uint32_t kPauses = 7;
-constexpr int64_t kPauseMs = 150;
+constexpr int64_t kPauseMs = 300;
+constexpr uint32_t kPauseChunk = 64;
 constexpr double kHandoffMs = 1.0;         ///< between two processes of a host: links, wake-ups, the last pages
 constexpr size_t kCopyBytes = 64u << 20;
 constexpr int64_t kRelayUs[2] = {50, 30};  ///< processor time of a streamed token in the supervisor, and in a client (`baton bench serve`)
@@ -113,7 +115,7 @@ class Rig {
         std::vector<backend::Slice> slices;
         size_t used = 0;
         const auto add = [&](uint32_t rows, uint32_t position) {
-            const size_t blocks = (size_t{position} + rows + block_tokens_ - 1) / block_tokens_;
+            const size_t blocks = blocks_of(uint64_t{position} + rows);
             slices.push_back({});
             slices.back().tokens = rows;
             slices.back().position = position;
@@ -122,7 +124,10 @@ class Rig {
             used += blocks;
         };
         for (uint32_t i = 0; i < s.rows; ++i) add(1, s.context - 1);
-        if (s.prompt_tokens > 0) add(s.prompt_tokens, s.position);
+        if (s.prompt_tokens > 0) {
+            used = next_blocks(used, blocks_of(uint64_t{s.position} + s.prompt_tokens));
+            add(s.prompt_tokens, s.position);
+        }
         const int64_t begin = steady_now_us();
         const auto logits = std::span(logits_).first(slices.size() * vocab);
         BATON_TRY(backend_->forward({tokens, slices}, logits, [](uint32_t) {}));
@@ -145,15 +150,15 @@ class Rig {
         return s;
     }
 
-    /// Median times of many steps in rounds, so that what disturbs the machine for a while touches each a little. Each is run twice and
-    /// timed once: in a replica a step mostly follows one of its kind, and finds its weights and KV where that left them.
+    /// Median times of many steps in rounds, so that what disturbs the machine for a while touches each a little. Before each comes a
+    /// decode step, the same where it is one itself: most steps of a replica follow one, and find the weights where it left them.
     Expected<std::vector<StepSample>> time_all(std::vector<StepSample> steps) {
         std::vector<std::vector<double>> us(steps.size());
         int64_t begin = 0;
         for (uint32_t round = 0; round <= kRoundsMax && (round <= kRoundsMin || steady_now_us() - begin < kAllUs); ++round) {
             if (round == 1) begin = steady_now_us();
             for (size_t i = 0; i < steps.size(); ++i) {
-                BATON_TRY(run(steps[i]));
+                BATON_TRY(run(steps[i].prompt_tokens > 0 ? StepSample{0, 0, 1, block_tokens_, 0} : steps[i]));
                 BATON_TRY_ASSIGN(const double once, run(steps[i]));
                 if (round > 0) us[i].push_back(once);  // the first fills pages and buffers
             }
@@ -166,17 +171,26 @@ class Rig {
     [[nodiscard]] uint64_t positions() const { return uint64_t{block_tokens_} * blocks_.size(); }
     /// Whether all sequences of the step find blocks.
     [[nodiscard]] bool fits(const StepSample& s) const {
-        const auto blocks = [this](uint64_t n) { return (n + block_tokens_ - 1) / block_tokens_; };
-        return s.rows * blocks(s.context) + blocks(uint64_t{s.position} + s.prompt_tokens) <= blocks_.size();
+        return s.rows * blocks_of(s.context) + blocks_of(uint64_t{s.position} + s.prompt_tokens) <= blocks_.size();
     }
 
   private:
     Rig() = default;
+    [[nodiscard]] uint64_t blocks_of(uint64_t positions) const { return (positions + block_tokens_ - 1) / block_tokens_; }
+
+    /// Where `n` blocks begin for a prompt, none of the first `taken`: a replica too gives prompts blocks that no cache holds, in
+    /// memory that was never written or long ago.
+    size_t next_blocks(size_t taken, size_t n) {
+        if (prompt_at_ < taken || prompt_at_ + n > blocks_.size()) prompt_at_ = taken;
+        return std::exchange(prompt_at_, prompt_at_ + n);
+    }
+
     UniqueFd memory_;
     Mapping pool_;
     std::unique_ptr<backend::Backend> backend_;
     std::vector<BlockId> blocks_;
     uint32_t block_tokens_ = 0;
+    size_t prompt_at_ = 0;  ///< blocks for the next prompt
     std::vector<float> logits_;
     wire::Sequence greedy_;
     sched::SamplerScratch scratch_;
@@ -321,7 +335,8 @@ Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) 
     std::vector<StepSample> all = points(rates, o.longest, o.batch);
     std::erase_if(all, [&](const StepSample& point) { return !rig->fits(point); });
     BATON_TRY_ASSIGN(rates.samples, rig->time_all(std::move(all)));
-    BATON_TRY_ASSIGN(rates.after_pause_ms[0], after_pause(*rig, {std::min(rates.step_tokens, o.prompt), 0, 0, 0, 0}));
+    // What the caches have lost is the same for any chunk, and shows best beside a short one.
+    BATON_TRY_ASSIGN(rates.after_pause_ms[0], after_pause(*rig, {std::min({kPauseChunk, rates.step_tokens, o.prompt}), 0, 0, 0, 0}));
     BATON_TRY_ASSIGN(rates.after_pause_ms[1], after_pause(*rig, {0, 0, 1, std::min(o.longest, (o.prompt + o.longest) / 2), 0}));
     rates.handoff_ms = kHandoffMs;
     rates.handoff_gb_per_s = copy_rate();
