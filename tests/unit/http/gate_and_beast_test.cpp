@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "http/request_parser.hpp"
+#include "unit/mutate.hpp"
 
 namespace baton::http {
 namespace {
@@ -132,19 +133,7 @@ class Wire {
                eol();
     }
     void mutate(std::string& text) {
-        constexpr std::string_view kBytes = "\r\n :;,\t0a\x00\x7F\xFF"sv;
-        const size_t at = below(text.size());
-        const char byte = kBytes[below(kBytes.size())];
-        switch (below(3)) {
-            case 0:
-                text[at] = byte;
-                break;
-            case 1:
-                text.insert(at, 1, byte);
-                break;
-            default:
-                text.erase(at, 1);
-        }
+        test::mutate(text, "\r\n :;,\t0a\x00\x7F\xFF"sv, random_);
     }
 
     std::mt19937 random_;

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "openai/json.hpp"
+#include "unit/mutate.hpp"
 
 namespace baton::openai {
 namespace {
@@ -95,20 +96,7 @@ TEST(JsonReader, AgreesOnMutatedTexts) {
     size_t accepted = 0;
     for (int i = 0; i < 60'000; ++i) {
         std::string text(kSeeds[rng() % 2]);
-        for (auto n = rng() % 4; n > 0; --n) {
-            const size_t at = rng() % text.size();
-            const char byte = kBytes[rng() % kBytes.size()];
-            switch (rng() % 3) {
-                case 0:
-                    text[at] = byte;
-                    break;
-                case 1:
-                    text.insert(at, 1, byte);
-                    break;
-                default:
-                    text.erase(at, 1 + rng() % 3);
-            }
-        }
+        for (auto n = rng() % 4; n > 0; --n) test::mutate(text, kBytes, rng);
         accepted += ours(text).ok ? 1 : 0;
         expect_agreement(text);
     }
