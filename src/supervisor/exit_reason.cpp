@@ -1,5 +1,6 @@
 #include "exit_reason.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -47,6 +48,28 @@ std::string reason_of(std::string_view line) {
     return std::string(value.substr(0, value.find(' ')));
 }
 
+/// Whether a line of our log tells of something ordinary, which explains no end.
+bool is_ordinary(std::string_view line) {
+    const std::string_view time = line.substr(0, line.find(' '));
+    const bool plain = time.size() < line.size() && time.find('T') == 10;  // 2026-01-01T…
+    for (const std::string level : {"trace", "debug", "info"}) {
+        if (plain && line.substr(time.size() + 1).starts_with(level + " ")) return true;
+        if (line.starts_with('{') && line.find("\"level\":\"" + level + "\"") != std::string_view::npos) return true;
+    }
+    return false;
+}
+
+/// Without those lines.
+std::string without_ordinary(std::string_view output) {
+    std::string out;
+    while (!output.empty()) {
+        const size_t end = std::min(output.find('\n'), output.size() - 1) + 1;
+        if (!is_ordinary(output.substr(0, end))) out += output.substr(0, end);
+        output.remove_prefix(end);
+    }
+    return out;
+}
+
 }  // namespace
 
 std::string exit_text(int32_t status) {
@@ -62,9 +85,10 @@ std::string exit_reason(std::string_view how, std::string_view last_output) {
         if (std::string reason = reason_of(line.substr(0, line.find('\n'))); !reason.empty())
             return reason;
     }
-    const size_t end = last_output.find_last_not_of(" \r\n");
+    const std::string told = without_ordinary(last_output);
+    const size_t end = told.find_last_not_of(" \r\n");
     std::string out(how);
-    if (end != std::string_view::npos) out.append(": ").append(last_output.substr(0, end + 1));
+    if (end != std::string::npos) out.append(": ").append(told, 0, end + 1);
     return out;
 }
 

@@ -37,6 +37,18 @@ TEST(ExitReason, IsTheEndOfTheOutputOtherwise) {
     EXPECT_EQ(exit_reason("exit code 1", "replica.load_failed reason=\"cut \\u00"), "cut u00");
 }
 
+TEST(ExitReason, LeavesOutWhatOurLogSaysOfOrdinaryThings) {
+    const std::string text =
+        "2026-01-01T00:00:00.000+00:00 info replica.loaded ms=3\n"
+        "terminate called\n"
+        "2026-01-01T00:00:01.000+00:00 warning replica.supervisor_lost attempt=1\n"
+        "2026-01-01T00:00:01.000+00:00 debug engine.step rows=1\n";
+    EXPECT_EQ(exit_reason("exit code 3", text), "exit code 3: terminate called\n2026-01-01T00:00:01.000+00:00 warning replica.supervisor_lost attempt=1");
+    EXPECT_EQ(exit_reason("killed by signal 9", "2026-01-01T00:00:00.000+00:00 info xavier.linked peer=2"), "killed by signal 9");
+    EXPECT_EQ(exit_reason("killed by signal 9", R"({"time":"t","level":"info","event":"replica.loaded"})"), "killed by signal 9");
+    EXPECT_EQ(exit_reason("exit code 2", "no info of use"), "exit code 2: no info of use");
+}
+
 TEST(ExitText, NamesTheSignalOrTheCode) {
     EXPECT_EQ(exit_text(0), "exit code 0");
     EXPECT_EQ(exit_text(137), "exit code 137");
