@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -93,9 +94,15 @@ std::filesystem::path existing(std::filesystem::path path) {
     return path;
 }
 
+/// Whether a folder can be made there: rights alone do not say it (read-only and special file systems, root). errno says why not.
+bool takes_folders(const std::filesystem::path& at) {
+    std::string name = (at / ".baton-doctor-XXXXXX").string();
+    return ::mkdtemp(name.data()) != nullptr && ::rmdir(name.c_str()) == 0;
+}
+
 Finding folder(const std::string& what, const std::string& path, const char* option) {
     const auto at = existing(path);
-    if (::access(at.c_str(), W_OK | X_OK) != 0)
+    if (!takes_folders(at))
         return {State::kBad, what, path + ": not writable here (" + at.string() + ": " + std::strerror(errno) + ")", std::string("make it writable, or choose another with ") + option};
     struct statvfs disk{};
     if (::statvfs(at.c_str(), &disk) != 0) return {State::kGood, what, path, ""};

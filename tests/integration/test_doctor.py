@@ -46,6 +46,8 @@ def test_folders_that_cannot_be_written_are_bad(folders, tmp_path):
     found = doctor("--port", "0", "--state-dir", str(file / "below"), "--cache-dir", str(tmp_path / "c"), expect=1)
     assert found["state folder"]["state"] == "bad" and "--state-dir" in found["state folder"]["advice"]
     assert found["cache folder"]["state"] != "bad"
+    assert doctor("--port", "0", "--state-dir", "/proc/x", "--cache-dir", str(tmp_path / "c"), expect=1)["state folder"]["state"] == "bad"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_few_open_files_are_a_warning(folders):
