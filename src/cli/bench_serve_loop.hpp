@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "baton/base/fd.hpp"
+#include "baton/http/tls_stream.hpp"
 #include "cli/bench_load.hpp"
 #include "cli/bench_serve_answer.hpp"
-#include "http/tls.hpp"
 
 namespace baton::cli {
 

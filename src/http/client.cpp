@@ -29,8 +29,8 @@
 #include "baton/base/clock.hpp"
 #include "baton/base/fd.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/http/tls_stream.hpp"
 #include "http/request_parser.hpp"
-#include "http/tls.hpp"
 
 namespace baton::http {
 namespace {

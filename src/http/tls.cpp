@@ -1,4 +1,4 @@
-#include "http/tls.hpp"
+#include "baton/http/tls_stream.hpp"
 
 #include <arpa/inet.h>
 #include <openssl/asn1.h>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "http/tls.hpp"
+#include "baton/http/tls_stream.hpp"
 
 namespace baton::http {
 
