@@ -142,7 +142,7 @@ def test_the_file_is_read_again_on_sighup(secured):
     assert ask(secured, old).status_code == 401, "a user that is gone has no token any more"
     secured.auth_path.write_text("{")
     secured.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: secured.lines("auth.reload_failed"), 5, "the fault is logged")
+    secured.awaited("auth.reload_failed")
     wait_for(lambda: re.search(r'refused="?auth_file', (secured.lines("settings.reloaded") or [""])[-1]), 5, "and told where the reload ends")
     assert ask(secured, "sk-new").status_code == 200
 

@@ -42,7 +42,7 @@ def test_sighup_takes_over_keys_and_the_log_level(tmp_path):
 def test_sighup_without_anything_to_read_ends_nobody(command):
     with Server(command=command) as server:
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: server.lines("settings.reloaded"), 5, "it is logged")
+        server.awaited("settings.reloaded")
         assert server.http.get("/health").status_code == 200
 
 

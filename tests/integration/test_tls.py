@@ -214,7 +214,7 @@ def test_a_client_that_leaves_is_noticed(https, how):
     if how == "reset":
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     s.close()
-    wait_for(lambda: https.lines("request.done", req=f"leaves-{how}"), 5, "its end")
+    https.awaited("request.done", req=f"leaves-{how}")
     assert not https.lines("request.done", req=f"leaves-{how}", outcome="length")
     https.settled("baton_requests_total", aborted + 1, outcome="aborted")
     assert https.complete("One", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
@@ -227,7 +227,7 @@ def test_old_protocols_are_refused(https):
         c.minimum_version = c.maximum_version = version
         with pytest.raises((ssl.SSLError, OSError)), raw(https) as s:
             c.wrap_socket(s)
-    assert wait_for(lambda: https.lines("http.handshake_failed"), 5, "it is logged")
+    assert https.awaited("http.handshake_failed")
     wait_for(lambda: https.metric("baton_tls_handshake_failures_total") >= 2, 5, "and counted")
     assert https.http.get("/health").status_code == 200
 
@@ -259,7 +259,7 @@ def test_sighup_exchanges_the_certificate_and_refuses_a_bad_one(certificates, tm
             mine["key"].write_bytes(new["key"].read_bytes())  # half of a renewal
             assert "is not the key of" in hang_up("tls.reload_failed", 1)
             assert certificate_seen(server) == old
-            summary = wait_for(lambda: server.lines("settings.reloaded"), 5, "the summary")[-1]
+            summary = server.awaited("settings.reloaded")[-1]
             assert "warning" in summary and re.search(r'taken="?"? at_the_next_start="?"? refused="?tls_certificate,tls_key"?', summary), "what was refused is not told as taken"
             mine["cert"].write_bytes(new["cert"].read_bytes())
             assert "refused" not in hang_up("settings.reloaded", 2)
