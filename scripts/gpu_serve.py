@@ -8,6 +8,7 @@ Checks (default: serve):
              mode is timed; aborted streams free their blocks; a launch that does not fit names bytes; memory is back
   pd-verify  the verification test of prefill/decode separation (scripts/pd_verify.py), with each mover
   mixed      1,000 mixed requests, 32 at once: 1P1D gives the hybrid's answers; in the fast mode first differences are near ties
+  gap        token 1 to token 2 beside the latency between later tokens, alone and beside streams, with each mover
   2p2d       the same requests on two prefill and two decode replicas, every hand-off verified, every pair used
   kill       SIGKILL of prefill and decode replicas in mid-transfer: survivors serve, no wrong answer, everything comes back
   cycles     launch and terminate 20 times: GPU memory, processes and descriptors come back
@@ -27,6 +28,7 @@ import traceback
 import pd_verify
 import serve_basic
 import serve_faults
+import serve_gap
 import serve_mixed
 from serving import Report, Server, with_chat_template
 
@@ -34,6 +36,7 @@ CHECKS = {
     "serve": serve_basic.check_serve,
     "pd-verify": lambda ctx: ctx.verify(),
     "mixed": serve_mixed.check_mixed,
+    "gap": serve_gap.check_gap,
     "2p2d": serve_mixed.check_2p2d,
     "kill": serve_faults.check_kill,
     "cycles": serve_faults.check_cycles,
@@ -82,7 +85,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-8b", help="start: this model of 8B instead, with its bar")
     parser.add_argument("--gpus", default="0", help="of the prefill and the decode replica, e.g. 0,1; one number: they share it; cpu: to try kill without")
-    parser.add_argument("--movers", default="cuda_ipc,nccl", help="of pd-verify, kill and cycles")
+    parser.add_argument("--movers", default="cuda_ipc,nccl", help="of pd-verify, gap, kill and cycles")
     parser.add_argument("--mover", help="mixed, 2p2d: this mover, not what the replicas choose")
     parser.add_argument("--quick", action="store_true", help="serve: fewer and shorter texts")
     parser.add_argument("--requests", type=int, default=1000)

@@ -15,7 +15,7 @@ namespace baton::cli {
 namespace {
 
 /// Token ids of a prompt: small ones, which every vocabulary has.
-constexpr uint64_t kIdsBelow = 400, kIdsFrom = 100;
+constexpr uint64_t kIdsBelow = 256, kIdsFrom = 100;
 constexpr double kBarMs = 2;  ///< by which the first gap may exceed the others
 
 struct Stream {

@@ -21,7 +21,7 @@ def run(model, *args, **env):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("check", ["mixed 2p2d", "2p2d --mover tcp", "snapshots", "cycles", "errors", "start"])
+@pytest.mark.parametrize("check", ["mixed 2p2d", "2p2d --mover tcp", "snapshots", "cycles", "errors", "start", "gap"])
 def test_checks_pass(tiny_model, check):
     code, out = run(tiny_model, *check.split(), **({"BATON_FAKE_GPU_STEP_US": "1500"} if check == "snapshots" else {}))
     assert code == 0 and "\n0 checks failed" in out and "FAIL" not in out, out
