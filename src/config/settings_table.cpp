@@ -136,6 +136,8 @@ const std::vector<Setting>& settings_table() {
          "how long SIGTERM lets running requests finish"},
         {"supervisor_grace_ms", &S::supervisor_grace_ms, "BATON_SUPERVISOR_GRACE_MS", "", "",
          "how long separate workers keep replicas after losing the supervisor"},
+        {"replacement_wait_ms", &S::replacement_wait_ms, "BATON_REPLACEMENT_WAIT_MS", "", "",
+         "how long running requests wait for a replica that is started again, where no other of its role lives; 0: they end at once", {.max = 600'000}},
         {"strict_fields", &S::strict_fields, "BATON_STRICT_FIELDS", "", "", "refuse unknown fields of inference requests"},
         {"allow_fault_hooks", &S::allow_fault_hooks, "BATON_ALLOW_FAULT_HOOKS", "", "",
          "accept the launch field `fault` (tests only)"},

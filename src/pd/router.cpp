@@ -28,6 +28,7 @@ void Router::replica_up(TimeMs now, wire::ReplicaTarget target) {
     if (before == target) return;
     if (before) replica_down(now, *before);
     impl_->ring.up(target);
+    impl_->look_again();
     impl_->run_timers(now);
     impl_->pump(now);
 }
@@ -48,14 +49,23 @@ void Router::replica_down(TimeMs now, wire::ReplicaTarget target) {
     r.pump(now);
 }
 
+void Router::replica_expected(TimeMs now, ReplicaId id, bool expected) {
+    impl_->ring.expect(id, expected);
+    if (!expected) impl_->look_again();
+    impl_->run_timers(now);
+    impl_->pump(now);
+}
+
 void Router::replica_draining(TimeMs now, wire::ReplicaTarget target, bool draining) {
     impl_->ring.draining(target, draining);
+    impl_->look_again();
     impl_->run_timers(now);
     impl_->pump(now);
 }
 
 void Router::link_state(TimeMs now, wire::ReplicaTarget a, wire::ReplicaTarget b, bool up) {
     impl_->ring.link(a, b, up);
+    impl_->look_again();
     impl_->run_timers(now);
     impl_->pump(now);
 }

@@ -31,17 +31,19 @@ RouterStats Router::stats() const {
 std::optional<std::string> Router::Impl::check() const {
     uint64_t budget = 0;
     size_t awake = 0;
-    size_t queued = 0;
+    size_t queued = 0, expecting_replica = 0;
     for (const auto& [id, e] : entries) {
         if (auto broken = check_entry(id, e)) return "sequence " + std::to_string(id.value) + ": " + *broken;
         budget += e.budget;
         awake += e.wake != kNever ? 1 : 0;
         queued += e.queued ? 1 : 0;
+        expecting_replica += expecting.contains(id) ? 1 : 0;
     }
     if (budget != budget_used) return "recovery budget does not add up";
     if (awake != wakes.size()) return "wakes of sequences that are gone";
     if (entries.size() != deadlines.size()) return "deadlines of sequences that are gone";
     if (queued != fresh.size() + recoveries.size()) return "queues hold sequences that are gone";
+    if (expecting_replica != expecting.size()) return "sequences that are gone expect a replica";
     if (entries.size() > config.waiting_max) return "more sequences than allowed";
     if (budget_used == 0 && !recoveries.empty()) return "a recovery waits for a budget that is free";
     if (recoveries.empty() && !fresh.empty()) return "a new sequence waits for nothing";
@@ -63,6 +65,7 @@ std::optional<std::string> Router::Impl::check_entry(SequenceId id, const Entry&
     if (e.base > e.emitted()) return "lost tokens";
     if (e.tries >= config.attempts_max) return "too many tries";
     if (e.state == State::kWaiting && !e.named.empty()) return "waits, but is offered to somebody";
+    if (expecting.contains(id) && (e.state != State::kWaiting || e.queued || e.wake != e.wait_until)) return "expects a replica, but does something else";
     if (e.busy.size() > ring.size(Role::kDecode)) return "too many busy replicas";
     const bool has_prefill = e.prefill.replica.value != 0;
     const bool has_decode = e.decode.replica.value != 0;

@@ -37,6 +37,7 @@ void Router::Impl::dispatch(TimeMs now, SequenceId id) {
         if (pair) return start_pair(now, e, *pair);
     }
     if (const auto hybrid = ring.next(Role::kHybrid, e.refused)) return start_sole(now, e, *hybrid);
+    if (waits_for_replacement(now, e)) return;
     const bool prefill_refused = pairs && !e.refused.empty();
     if (!prefill_refused) {
         if (const auto alone = ring.next(Role::kDecode, e.refused)) {
@@ -50,7 +51,35 @@ void Router::Impl::dispatch(TimeMs now, SequenceId id) {
     end(e, wire::Finish::kNone, nobody_left(e));
 }
 
+/// The last replica that could take a sequence under way was lost, and the slot is about to be filled again: rather than end,
+/// or be computed by one that has no link yet, the sequence waits a while. New sequences do not: they are refused at the door.
+bool Router::Impl::waits_for_replacement(TimeMs now, Entry& e) {
+    const bool none = !ring.any(Role::kDecode) && !ring.any(Role::kHybrid);
+    const bool expected = none && (ring.expects(Role::kDecode) || ring.expects(Role::kHybrid));
+    const bool unlinked = !none && ring.any(Role::kPrefill) && e.wait_until != kNever;
+    const bool has_time = e.wait_until == kNever ? config.replacement_wait_ms > 0 : now < e.wait_until;
+    if (!e.sequence.recovering || !e.refused.empty() || !has_time || (!expected && !unlinked)) {
+        e.wait_until = kNever;
+        return false;
+    }
+    if (e.wait_until == kNever) e.wait_until = now + config.replacement_wait_ms;
+    give_budget_back(e);
+    set_wake(e, e.wait_until);
+    expecting.insert(e.sequence.ref.id);
+    return true;
+}
+
+/// Something has changed in the rings: those that wait for a replica may find one, or have nothing to wait for.
+void Router::Impl::look_again() {
+    for (const SequenceId id : std::exchange(expecting, {})) {
+        Entry& e = entries.at(id);
+        set_wake(e, kNever);
+        enqueue(e);
+    }
+}
+
 void Router::Impl::start_pair(TimeMs now, Entry& e, const ReplicaRing::Pair& pair) {
+    e.wait_until = kNever;
     e.state = State::kPrefill;
     e.sole = false;
     e.prefill = pair.prefill;
@@ -63,6 +92,7 @@ void Router::Impl::start_pair(TimeMs now, Entry& e, const ReplicaRing::Pair& pai
 }
 
 void Router::Impl::start_sole(TimeMs now, Entry& e, wire::ReplicaTarget target) {
+    e.wait_until = kNever;
     e.state = State::kDecode;
     e.sole = true;
     e.prefill = {};
@@ -86,6 +116,7 @@ void Router::Impl::next_target(TimeMs now, Entry& e) {
         return;
     }
     if (!ring.any(Role::kDecode)) {
+        if (ring.expects(Role::kDecode)) return new_attempt(now, e, "decode_lost", {});
         end_with_legs(e, nobody_left(e));
     } else if (ring.next_decode(e.prefill, e.last_busy, {})) {
         e.state = State::kBusy;
@@ -180,6 +211,7 @@ void Router::Impl::end(Entry& e, wire::Finish finish, Error error) {
     deadlines.erase({e.deadline, id});
     fresh.erase({e.serial, id});
     recoveries.erase({e.serial, id});
+    expecting.erase(id);
     if (finish != wire::Finish::kNone) ++ended_ok;
     else if (error.code == ErrorCode::kAborted) ++ended_aborted;
     else ++ended_error;
@@ -197,7 +229,10 @@ void Router::Impl::run_timers(TimeMs now) {
         Entry& e = entries.at(wakes.begin()->second);
         set_wake(e, kNever);
         switch (e.state) {
-            case State::kWaiting: enqueue(e); break;
+            case State::kWaiting:
+                expecting.erase(e.sequence.ref.id);
+                enqueue(e);
+                break;
             case State::kBusy: next_target(now, e); break;
             case State::kPrefill:
             case State::kDecode: new_attempt(now, e, e.has_hole() ? "token_gap" : "handoff_timeout", {}); break;

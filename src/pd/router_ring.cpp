@@ -19,7 +19,7 @@ void ReplicaRing::add(ReplicaId id, Role role) {
     BATON_CHECK(id && !places_.contains(id));
     BATON_CHECK(places_.size() < limits::kReplicasMax);
     places_[id] = {role, ring(role).size()};
-    ring(role).push_back({id, Epoch{}, false});
+    ring(role).push_back({id, Epoch{}});
 }
 
 ReplicaRing::Slot* ReplicaRing::find(ReplicaId id) {
@@ -52,6 +52,14 @@ bool ReplicaRing::down(wire::ReplicaTarget target) {
 
 void ReplicaRing::draining(wire::ReplicaTarget target, bool on) {
     if (is_live(target)) find(target.replica)->draining = on;
+}
+
+void ReplicaRing::expect(ReplicaId id, bool on) {
+    if (Slot* slot = find(id)) slot->expected = on;
+}
+
+bool ReplicaRing::expects(Role role) const {
+    return std::any_of(ring(role).begin(), ring(role).end(), [](const Slot& s) { return !s.epoch && s.expected; });
 }
 
 void ReplicaRing::link(wire::ReplicaTarget from, wire::ReplicaTarget to, bool up) {

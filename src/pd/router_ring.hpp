@@ -27,6 +27,8 @@ class ReplicaRing {
     /// Closes the slot if that very process holds it; false otherwise.
     bool down(wire::ReplicaTarget target);
     void draining(wire::ReplicaTarget target, bool on);
+    /// Whether a process is about to come up in the slot, if it has none.
+    void expect(ReplicaId id, bool on);
     /// What `from` says of its link with `to`. A pair is usable when one of the two says up and none says down.
     void link(wire::ReplicaTarget from, wire::ReplicaTarget to, bool up);
 
@@ -35,6 +37,8 @@ class ReplicaRing {
     [[nodiscard]] bool is_live(wire::ReplicaTarget target) const;
     /// Whether a replica of that role may be given work.
     [[nodiscard]] bool any(Role role) const;
+    /// Whether a slot of that role without a process is about to get one.
+    [[nodiscard]] bool expects(Role role) const;
     /// Whether the deployment has prefill or decode slots at all.
     [[nodiscard]] bool split() const { return !rings_[1].empty() || !rings_[2].empty(); }
     [[nodiscard]] bool linked(wire::ReplicaTarget prefill, wire::ReplicaTarget decode) const;
@@ -53,6 +57,7 @@ class ReplicaRing {
         ReplicaId id;
         Epoch epoch;  ///< 0: no live process
         bool draining = false;
+        bool expected = false;
         [[nodiscard]] bool usable() const { return epoch && !draining; }
     };
     using Ring = std::vector<Slot>;

@@ -34,6 +34,7 @@ struct Router::Impl {
         TimeMs submitted, sent;   ///< to the router; of this attempt to a replica
         TimeMs deadline;
         TimeMs wake = kNever;     ///< when to look at it again (pause over, hole too old)
+        TimeMs wait_until = kNever;  ///< kWaiting: no live replica can take it, one is expected until then
         State state = State::kWaiting;
         bool queued = false;      ///< in `fresh` or `recoveries`
         wire::ReplicaTarget prefill, decode;  ///< the two legs of this attempt; none: replica 0
@@ -92,6 +93,8 @@ struct Router::Impl {
     void start_sole(TimeMs now, Entry& e, wire::ReplicaTarget target);
     void next_target(TimeMs now, Entry& e);
     void new_attempt(TimeMs now, Entry& e, std::string_view reason, wire::ReplicaTarget informed);
+    [[nodiscard]] bool waits_for_replacement(TimeMs now, Entry& e);
+    void look_again();
     void retry_full_queue(TimeMs now, Entry& e, wire::ReplicaTarget from);
     void release_legs(Entry& e, wire::ReplicaTarget informed);
     void end(Entry& e, wire::Finish finish, Error error);
@@ -118,6 +121,7 @@ struct Router::Impl {
     /// Waiting sequences by age. Recoveries go first: while one of them waits for the budget, no new one is sent.
     std::set<std::pair<uint64_t, SequenceId>> fresh, recoveries;
     std::set<std::pair<TimeMs, SequenceId>> wakes, deadlines;
+    std::set<SequenceId> expecting;  ///< those that wait for a replica to come up
     uint64_t next_serial = 1;
     uint64_t budget_used = 0;
     bool closed = false;

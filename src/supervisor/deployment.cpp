@@ -63,7 +63,9 @@ Deployment::Deployment(Services services, config::LaunchRequest request, model::
       created_unix_(std::time(nullptr)),
       timer_(services_.io),
       launch_deadline_(services_.io) {
-    router_ = std::make_unique<pd::Router>(pd::RouterConfig{});
+    pd::RouterConfig routing;
+    routing.replacement_wait_ms = services_.settings.replacement_wait_ms;
+    router_ = std::make_unique<pd::Router>(routing);
     router_count_ = std::make_unique<Counted>(services_.counts.router);
     coordinator_ = std::make_unique<Coordinator>(services_.counts);
     links_ = std::make_unique<CollectiveManager>(services_.counts);
@@ -146,6 +148,11 @@ void Deployment::launch_prepared(model::ModelInfo model, std::string path, std::
 }
 
 void Deployment::fail_prepared(Error error) { fail_launch(std::move(error)); }
+
+void Deployment::fail_unlaunched(Error error, Done done) {
+    launch_done_ = std::move(done);
+    fail_launch(std::move(error));
+}
 
 std::vector<std::string> Deployment::replica_args(const Slot& s) const {
     config::ReplicaSettings r;
@@ -429,8 +436,9 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
     coordinator_->remove(s.id);
     links_->drop(s.id);
     if (s.state == SlotState::kUp) {
-        log::warn("replica.down", {{"model_uid", uid()}, {"replica", s.id.value - 1}, {"reason", reason}});
-        if (!ending_ && !s.removing) {
+        const bool meant = ending_ || s.removing;
+        log::event(meant ? log::Level::kInfo : log::Level::kWarn, "replica.down", {{"model_uid", uid()}, {"replica", s.id.value - 1}, {"reason", reason}});
+        if (!meant) {
             ++s.faults;
             s.error = reason;
             s.down_untold = true;
@@ -439,6 +447,7 @@ void Deployment::slot_down(Slot& s, const std::string& reason) {
         s.before.prefill_tokens += s.stats.prefill_tokens;
         s.before.generated_tokens += s.stats.generated_tokens;
         s.stats = {};
+        router_->replica_expected(steady_now(), s.id, !meant);
         router_->replica_down(steady_now(), s.target());
         s.state = SlotState::kDown;
         send_peers();
@@ -493,7 +502,8 @@ void Deployment::respawn_later(Slot& s) {
         error_ = "replica " + std::to_string(s.id.value - 1) + " failed " + std::to_string(limits::kRestartsMax) + " times: " + s.error;
         log::error("replica.gave_up", {{"model_uid", uid()}, {"replica", s.id.value - 1}});
         event("ERROR", error_);
-        return;
+        router_->replica_expected(now, s.id, false);
+        return pump();
     }
     s.respawn_pending = true;
     const int64_t delay_ms = 100ll << (2 * s.restarts.size());

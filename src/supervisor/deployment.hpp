@@ -106,6 +106,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     void launch_prepared(model::ModelInfo model, std::string path, std::map<std::string, std::string> paths);
     /// The files cannot be had.
     void fail_prepared(Error error);
+    /// Its launch failed before anything of it was begun: what is left is its row. `done` as launch().
+    void fail_unlaunched(Error error, Done done);
     DownloadProgress download;  ///< of the files
     /// Ends the route at once, then the replicas; `done` when the last process is reaped.
     void terminate(std::function<void()> done);

@@ -112,8 +112,28 @@ def test_worker_killed_takes_its_replicas_and_all_come_back(two):
     assert undisturbed(two, "A new worker", max_tokens=8)
 
 
+@pytest.mark.parametrize("topology, role", [("1p1d", "decode"), ("hybrid", "hybrid")])
+def test_the_only_replica_that_decodes_is_lost_and_its_replacement_goes_on(topology, role):
+    """Other requests are refused until it is there; those that run wait for it, streaming or not."""
+    with Server(env={"BATON_REPLACEMENT_WAIT_MS": "60000"}) as server:
+        server.launch(topology)
+        want = undisturbed(server, "Not alone", max_tokens=120)
+        died = []
+
+        def on_chunk(i):
+            if i == 5:
+                died.append(server.pids(role)[0])
+                kill(died[0])
+
+        assert stream_text(server, "Not alone", on_chunk, max_tokens=120) == want
+        server.wait_ready()
+        assert server.pids(role)[0] != died[0]
+        assert server.metric("baton_requests_total", outcome="error") == 0
+        all_free(server)
+
+
 def test_only_decode_replica_lost_gives_a_clear_error_within_two_seconds():
-    with Server() as server:
+    with Server(env={"BATON_REPLACEMENT_WAIT_MS": "0"}) as server:
         server.launch("1p1d")
         died = []
 

@@ -33,6 +33,7 @@ struct SupervisorSettings {
     uint32_t text_threads = 2;
     int64_t shutdown_timeout_ms = 30'000;
     int64_t supervisor_grace_ms = 60'000;
+    int64_t replacement_wait_ms = 3'000;
     bool allow_fault_hooks = false;
     bool share_gpus = true;              ///< several replicas may use one GPU
     // Where models come from by name; "" what the environment says (baton/hub/hub.hpp).

@@ -21,6 +21,7 @@ struct RouterConfig {
     uint32_t recovery_tokens = 65'536;   ///< KV tokens being recomputed at once for recoveries
     int attempts_max = 8;                ///< tries at one sequence without a new token before it fails
     int64_t busy_retry_ms = 20;          ///< pause before a full ring of busy decode replicas is asked again
+    int64_t replacement_wait_ms = 3'000;  ///< how long a sequence without a replica waits for one that is being started
 };
 
 enum class Phase : uint8_t { kQueued, kPrefill, kTransfer, kDecode };  ///< of a sequence, for abort counts
@@ -84,6 +85,9 @@ class Router {
     void replica_up(TimeMs now, wire::ReplicaTarget target);
     /// That process is lost: sequences that need it are tried again elsewhere, or end.
     void replica_down(TimeMs now, wire::ReplicaTarget target);
+    /// Whether a process is about to come up in that slot, if it has none. A sequence that is tried again, and that no live
+    /// replica can take, waits for it within replacement_wait_ms, and for its links. Say it before replica_down.
+    void replica_expected(TimeMs now, ReplicaId id, bool expected);
     /// A draining replica gets nothing new. Telling the replica is the caller's part.
     void replica_draining(TimeMs now, wire::ReplicaTarget target, bool draining);
     /// What `a` says of its link with `b`. One end's word is enough; when both ends speak, both must say up. Pairs without

@@ -629,6 +629,160 @@ TEST(Router, LastDecodeReplicaLostEndsAtOnce) {
     EXPECT_TRUE(b.aborted(kP1, ref(1)));
 }
 
+/// 1P1D, whose decode replica is lost after the third token; its slot is about to be filled again.
+void lose_decode(Bench& b) {
+    b.one_by_one();
+    EXPECT_TRUE(b.submit(1));
+    b.token(kP1, ref(1), 0, {5});
+    b.say(kD1, wire::HandoffDone{ref(1), 1, 0, "shm", 0});
+    b.token(kD1, ref(1), 1, {6, 7});
+    b.sent.clear();
+    b.router.replica_expected(b.now, kD1.replica, true);
+    b.down(kD1);
+}
+constexpr ReplicaTarget kD1Again{kD1.replica, Epoch{111}};
+
+TEST(Router, ASequenceWaitsForTheReplacementOfTheLastDecodeReplica) {
+    Bench b;
+    lose_decode(b);
+    EXPECT_TRUE(b.aborted(kP1, ref(1)));
+    EXPECT_FALSE(b.submit(2));  // new ones do not
+    b.wait(800);
+    EXPECT_TRUE(b.ended.empty() && b.take<wire::Run>().empty() && b.take<wire::Prefill>().empty());
+    EXPECT_EQ(b.router.phase_of(SequenceId{1}), Phase::kQueued);
+    b.router.replica_up(b.now, kD1Again);
+    b.drain();
+    EXPECT_TRUE(b.take<wire::Run>().empty());  // nor does it compute the prompt on a decode replica that will have a link
+    b.router.link_state(b.now, kD1Again, kP1, true);
+    b.drain();
+    const auto [p, m] = b.prefill();
+    EXPECT_EQ(p, kP1);
+    EXPECT_EQ(m.target, kD1Again);
+    EXPECT_EQ(m.sequence.emitted, (std::vector<TokenId>{5, 6, 7}));
+    b.token(kP1, m.sequence.ref, 3, {8});
+    b.say(kD1Again, wire::HandoffDone{m.sequence.ref, 1, 0, "shm", 0});
+    b.token(kD1Again, m.sequence.ref, 4, {9}, Finish::kStop);
+    EXPECT_EQ(b.delivered[1], (std::vector<TokenId>{5, 6, 7, 8, 9}));
+    EXPECT_EQ(b.ended.at(1).finish, Finish::kStop);
+}
+
+TEST(Router, TheWaitForAReplacementEnds) {
+    for (const int what : {0, 1, 2, 3}) {
+        Bench b({.replacement_wait_ms = 2'000});
+        lose_decode(b);
+        b.wait(1'999);
+        ASSERT_TRUE(b.ended.empty());
+        b.sent.clear();
+        if (what == 0) b.wait(1);                                                 // by time
+        if (what == 1) b.router.replica_expected(b.now, kD1.replica, false);      // by word that none comes
+        if (what == 2) b.router.abort(b.now, SequenceId{1}, "the client is gone");
+        if (what == 3) b.router.close(b.now, "the model was terminated");
+        b.drain();
+        ASSERT_TRUE(b.ended.contains(1)) << what;
+        EXPECT_EQ(b.ended.at(1).error.message, what == 2   ? "the client is gone"
+                                               : what == 3 ? "the model was terminated"
+                                                           : "the decode replica was lost and no other is available");
+        b.wait(10'000);
+        b.router.replica_up(b.now, kD1Again);
+        b.drain();
+        EXPECT_TRUE(b.sent.empty());
+    }
+    Bench never({.replacement_wait_ms = 0});
+    lose_decode(never);
+    EXPECT_TRUE(never.ended.contains(1));
+}
+
+TEST(Router, TheWaitForAReplacementKeepsToTheDeadline) {
+    Bench b;
+    b.one_by_one();
+    ASSERT_TRUE(b.submit(1, 4, b.now + 500));
+    b.router.replica_expected(b.now, kD1.replica, true);
+    b.down(kD1);
+    b.wait(500);
+    EXPECT_EQ(b.ended.at(1).error.code, ErrorCode::kTimeout);
+}
+
+/// A replacement whose links do not come up computes alone in the end.
+TEST(Router, AReplacementWithoutALinkRunsAloneAfterTheWait) {
+    Bench b({.replacement_wait_ms = 2'000});
+    lose_decode(b);
+    b.wait(500);
+    b.router.replica_up(b.now, kD1Again);
+    b.drain();
+    b.wait(1'499);
+    EXPECT_TRUE(b.take<wire::Run>().empty());
+    b.wait(1);
+    const auto runs = b.take<wire::Run>();
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_EQ(runs[0].first, kD1Again);
+    EXPECT_EQ(b.count(b.router.stats().fallbacks_by_reason, "no_link"), 1u);
+}
+
+TEST(Router, TheLastHybridReplicaIsWaitedForToo) {
+    Bench b;
+    b.slots({{kD1, Role::kHybrid}});
+    ASSERT_TRUE(b.submit(1));
+    b.token(kD1, ref(1), 0, {5});
+    b.take<wire::Run>();
+    b.router.replica_expected(b.now, kD1.replica, true);
+    b.down(kD1);
+    b.wait(1'000);
+    EXPECT_TRUE(b.ended.empty());
+    b.router.replica_up(b.now, kD1Again);
+    b.drain();
+    const auto runs = b.take<wire::Run>();
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_EQ(runs[0].second.sequence.emitted, (std::vector<TokenId>{5}));
+}
+
+/// Where another replica of the role lives nothing waits, whatever is expected.
+TEST(Router, NothingWaitsWhereAnotherReplicaLives) {
+    Bench b;
+    b.one_by_two();
+    ASSERT_TRUE(b.submit(1));
+    const auto [p, m] = b.prefill();
+    b.router.replica_expected(b.now, m.target.replica, true);
+    b.down(m.target);
+    EXPECT_NE(b.prefill().second.target, m.target);
+}
+
+/// KV that waits at P for a busy decode replica, when the last of them is lost.
+TEST(Router, AStagedSequenceWaitsForAReplacementToo) {
+    Bench b;
+    b.one_by_one();
+    ASSERT_TRUE(b.submit(1));
+    b.prefill();
+    b.token(kP1, ref(1), 0, {5});
+    b.say(kP1, wire::TargetBusy{ref(1), kD1, false});
+    b.router.replica_expected(b.now, kD1.replica, true);
+    b.down(kD1);
+    b.wait(100);
+    EXPECT_TRUE(b.ended.empty());
+    EXPECT_TRUE(b.aborted(kP1, ref(1)));
+    b.router.replica_up(b.now, kD1Again);
+    b.router.link_state(b.now, kD1Again, kP1, true);
+    b.wait(1'000);
+    EXPECT_EQ(b.prefill().second.target, kD1Again);
+}
+
+/// A process that dies again and again is not waited for for ever.
+TEST(Router, ReplacementsThatDieAreTriedSoManyTimesOnly) {
+    Bench b;
+    lose_decode(b);
+    uint64_t epoch = 200;
+    int lives = 0;
+    for (; b.ended.empty() && lives < 100; ++lives) {
+        const ReplicaTarget next{kD1.replica, Epoch{++epoch}};
+        b.router.replica_up(b.now, next);
+        b.router.link_state(b.now, next, kP1, true);
+        b.wait(1'000);
+        b.router.replica_expected(b.now, next.replica, true);
+        b.down(next);
+    }
+    EXPECT_LT(lives, 10);
+    EXPECT_EQ(b.ended.at(1).error.code, ErrorCode::kUnavailable);
+}
+
 TEST(Router, NewProcessInASlotEndsTheOldOne) {
     Bench b;
     b.two_by_two();

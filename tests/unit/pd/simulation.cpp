@@ -485,6 +485,7 @@ World draw_world(uint64_t seed) {
     w.core.model_identity[0] = static_cast<uint8_t>(seed);
     w.router.waiting_max = random.chance(200) ? 1 + random.below(8) : 512;
     w.router.recovery_tokens = random.chance(500) ? 65'536 : 1 + random.below(100);
+    w.router.replacement_wait_ms = seed % 3 == 0 ? 0 : 3'000;
     w.delay_ms = random.between(0, 8);
     w.step_ms = random.between(1, 12);
     w.copy_ms = random.between(0, 6);

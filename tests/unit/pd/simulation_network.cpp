@@ -45,6 +45,7 @@ void Simulation::break_control(const ProcessPtr& p) {
     if (link->broken) return;
     notice(link, 0, random_.between(0, world_.notice_ms), [this, p] {
         if (trace_) note("down " + describe(p->self));
+        router_.replica_expected(now_, p->self.replica, true);
         router_.replica_down(now_, p->self);
         after_router();
     });
