@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "baton/backend/cuda.hpp"
+#include "baton/base/growing_pause.hpp"
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/config/settings.hpp"
@@ -31,6 +32,7 @@ constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
 constexpr int kCoresToSpin = 8;
 constexpr int64_t kSpinUs = 400;
+constexpr int64_t kLossToldMs = 5'000;  ///< until a supervisor that stays away is told of again
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 
 /// The replica's lifetime: loads the model, opens links, feeds messages to the engine and its actions to the links.
@@ -365,7 +367,6 @@ class Replica {
 
     void on_supervisor(std::shared_ptr<net::Connection> connection) {
         supervisor_ = std::move(connection);
-        lost_since_ = kNever;
         supervisor_->start({[this](net::Connection::Received r) { on_supervisor_message(std::move(r.message)); },
                             [this](const Error& e) {
                                 supervisor_.reset();
@@ -391,6 +392,12 @@ class Replica {
 
     void on_supervisor_message(wire::Message message) {
         if (stopping_) return;
+        if (!std::holds_alternative<wire::Refused>(message) && lost_since_ != kNever) {
+            // It has taken us back. One that takes the link and closes it again, as it does until it knows us, has not.
+            log::info("replica.supervisor_back", {{"after_ms", steady_now() - lost_since_}});
+            lost_since_ = kNever;
+            loss_told_.reset();
+        }
         if (const auto* peers = std::get_if<wire::Peers>(&message)) return links_->set_peers(*peers);
         if (std::holds_alternative<wire::Refused>(message)) {
             log::error("replica.refused", {{"reason", std::get<wire::Refused>(message).reason}});
@@ -403,10 +410,8 @@ class Replica {
     /// Keeps trying for the grace time: a separate worker keeps its replicas while the supervisor restarts.
     void supervisor_lost(const Error& error) {
         const TimeMs now = steady_now();
-        if (lost_since_ == kNever) {
-            lost_since_ = now;
-            log::warn("replica.supervisor_lost", {{"reason", error.message}});
-        }
+        if (lost_since_ == kNever) lost_since_ = now;
+        if (loss_told_.due(now)) log::warn("replica.supervisor_lost", {{"reason", error.message}, {"for_ms", now - lost_since_}});
         if (now - lost_since_ > limits::kSupervisorGraceMs) {
             log::error("replica.supervisor_gone", {{"after_ms", now - lost_since_}});
             return stop(1);
@@ -505,6 +510,7 @@ class Replica {
     bool stopping_ = false;
     int exit_code_ = 0;
     TimeMs lost_since_ = kNever;
+    GrowingPause loss_told_{kLossToldMs, 6 * kLossToldMs};
 };
 
 }  // namespace

@@ -1,15 +1,7 @@
 #include "deployments.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <boost/asio/post.hpp>
 #include <chrono>
-#include <cstdio>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/log.hpp"
@@ -33,18 +25,13 @@ bool names_recurrent_architecture(const Error& e) {
     return model::is_recurrent_architecture(e.message.substr(name, e.message.find('\'', name) - name));
 }
 
-void write_state(const std::string& path, const std::string& text) {
-    const std::string temporary = path + ".new";
-    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    const bool written = fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
-    if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) log::error("state.write_failed", {{"path", path}});
-}
-
 }  // namespace
 
-Deployments::Deployments(Services services) : services_(std::move(services)), disk_(boost::asio::make_strand(services_.background)) {
+Deployments::Deployments(Services services)
+    : services_(std::move(services)), disk_(boost::asio::make_strand(services_.background)), waiting_timer_(services_.io) {
     // Epochs of a later supervisor are higher than those of an earlier one, without a file that must be kept.
     last_epoch_ = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+    load_state();
 }
 
 std::shared_ptr<Deployment> Deployments::find(const std::string& uid) const {
@@ -209,7 +196,7 @@ void Deployments::forget_old_failures() {
         size_t failed = 0;
         auto oldest = all_.end();
         for (auto it = all_.begin(); it != all_.end(); ++it) {
-            if (it->second->state() != DeploymentState::kError) continue;
+            if (it->second->state() != DeploymentState::kError || recorded_.contains(it->first)) continue;
             ++failed;
             if (oldest == all_.end() || it->second->created_unix() < oldest->second->created_unix()) oldest = it;
         }
@@ -224,12 +211,13 @@ void Deployments::terminate(const std::string& uid, std::function<void(Expected<
         const auto it = all_.find(uid);
         if (it != all_.end() && it->second->state() == DeploymentState::kError) {  // clears the row of a failed launch
             all_.erase(it);
-            return done({});
+            waiting_.erase(uid);
+            if (recorded_.erase(uid) == 0) return done({});
+            return save_state([done = std::move(done)] { done({}); });
         }
         return done(fail(ErrorCode::kInvalidArgument, "Model not found in the model list, uid: " + uid, "model_uid"));
     }
-    if (deployment->state() != DeploymentState::kReady)
-        return deployment->cancel_launch([done = std::move(done)] { done({}); });
+    if (deployment->state() != DeploymentState::kReady) return cancel(uid, std::move(done));
     services_.models.remove(uid);
     recorded_.erase(uid);
     // Done when the processes are gone and no restart would bring the model back.
@@ -249,7 +237,9 @@ void Deployments::cancel(const std::string& uid, std::function<void(Expected<voi
     const auto deployment = find(uid);
     if (!deployment || deployment->state() == DeploymentState::kReady)
         return done(fail(ErrorCode::kInvalidArgument, deployment ? "Model " + uid + " is running, not launching" : "Model " + uid + " has not been launched yet", "model_uid"));
-    deployment->cancel_launch([done = std::move(done)] { done({}); });
+    deployment->cancel_launch([this, done = std::move(done)] {
+        save_state([done] { done({}); });  // it may have been one of an earlier start
+    });
 }
 
 void Deployments::shut_down(std::function<void()> done) {
@@ -266,95 +256,6 @@ void Deployments::shut_down(std::function<void()> done) {
         d->terminate(one);
     }
     one();
-}
-
-// ---- state file -------------------------------------------------------------------------------------------------------
-
-std::string Deployments::state_path() const { return services_.settings.state_dir + "/deployments.json"; }
-
-void Deployments::save_state(std::function<void()> then) {
-    nlohmann::json state = {{"version", 1}, {"deployments", nlohmann::json::object()}};
-    for (const auto& [uid, raw] : recorded_) state["deployments"][uid] = raw;
-    std::string text = state.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    // One strand: a later state is never overwritten by an earlier one.
-    boost::asio::post(disk_, [this, path = state_path(), text = std::move(text), then = std::move(then)]() mutable {
-        write_state(path, text);
-        if (then) boost::asio::post(services_.io, std::move(then));
-    });
-}
-
-/// What is to be launched at start, as (uid, body); the uid is "" where the settings name it.
-std::vector<std::pair<std::string, std::string>> Deployments::startup_bodies() const {
-    std::vector<std::pair<std::string, std::string>> bodies;
-    std::ifstream in(state_path());
-    if (in) {
-        std::stringstream text;
-        text << in.rdbuf();
-        const auto state = nlohmann::json::parse(text.str(), nullptr, false);
-        if (state.is_object() && state.contains("deployments") && state["deployments"].is_object()) {
-            for (const auto& [uid, raw] : state["deployments"].items())
-                if (raw.is_string()) bodies.emplace_back(uid, raw.get<std::string>());
-        } else {
-            log::error("state.unreadable", {{"path", state_path()}});
-        }
-    }
-    // What the configuration or the command line names now wins over what was recorded under the same uid.
-    for (const std::string& body : services_.settings.deployments) {
-        if (const auto request = config::parse_launch(body, services_.settings.local_worker)) {
-            const std::string& named = request->model_uid.empty() ? request->model_name : request->model_uid;
-            std::erase_if(bodies, [&](const auto& recorded) { return recorded.first == named; });
-        }
-        bodies.emplace_back("", body);
-    }
-    return bodies;
-}
-
-/// The worker that an address of a start-up deployment means: the local one, whose port another start has chosen, for none and for one of
-/// its host that is not there.
-std::string Deployments::at_start(const std::string& worker_ip) const {
-    const auto& workers = services_.workers.all();
-    if (workers.contains(worker_ip)) return worker_ip;
-    const auto host = [](const std::string& address) { return address.substr(0, address.rfind(':')); };
-    for (const auto& [address, w] : workers)
-        if (w.local && (worker_ip.empty() || host(worker_ip) == host(address))) return address;
-    return worker_ip;
-}
-
-bool Deployments::awaits_workers() const {
-    if (one_host()) return false;
-    for (const auto& [uid, body] : startup_bodies()) {
-        const auto request = config::parse_launch(body, services_.settings.local_worker);
-        if (!request || !request->from_replica_config) continue;
-        for (const config::ReplicaPlacement& p : request->placements)
-            if (services_.workers.find(at_start(p.worker_ip)) == nullptr) return true;
-    }
-    return false;
-}
-
-void Deployments::start_recorded() {
-    recorded_started_ = true;
-    for (auto& [uid, body] : startup_bodies()) {
-        auto request = config::parse_launch(body, services_.settings.local_worker);
-        if (!request) {
-            log::error("startup.launch_invalid", {{"model_uid", uid}, {"reason", request.error().message}});
-            continue;
-        }
-        if (!uid.empty()) request->model_uid = uid;
-        if (request->from_replica_config)
-            for (config::ReplicaPlacement& p : request->placements) p.worker_ip = at_start(p.worker_ip);
-        const std::string named = request->model_uid.empty() ? request->model_name : request->model_uid;
-        recorded_[named] = body;
-        ++startup_pending_;
-        // What the configuration names must work, else the process ends; a recorded launch may have lost its files since.
-        const bool configured = uid.empty();
-        launch(std::move(*request), nullptr, [this, named, configured](Expected<std::string> done) {
-            --startup_pending_;
-            if (done) return;
-            log::error("startup.launch_failed", {{"model_uid", named}, {"reason", done.error().message}});
-            recorded_.erase(named);
-            if (configured) services_.fatal("the start-up deployment " + named + " failed: " + done.error().message);
-        });
-    }
 }
 
 // ---- links ------------------------------------------------------------------------------------------------------------
@@ -376,9 +277,6 @@ void Deployments::replica_connected(std::shared_ptr<net::Connection> link) {
     link->close();
 }
 
-void Deployments::worker_registered(const std::string& address) {
-    for (const auto& [uid, d] : std::map(all_)) d->worker_registered(address);
-}
 void Deployments::worker_lost(const std::string& address) {
     for (const auto& [uid, d] : std::map(all_)) d->worker_lost(address);
 }

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,7 +51,7 @@ class Deployments {
     void shut_down(std::function<void()> done);
 
     /// Relaunches what the state file records, then the start-up deployments of the settings. Their replicas go to the local worker where
-    /// they name none, or one of its address that has another port now.
+    /// they name none, and where a worker has another address now, to that. A recorded one that fails keeps its row and its record.
     void start_recorded();
     /// Whether these name workers that are not registered (yet).
     [[nodiscard]] bool awaits_workers() const;
@@ -79,11 +81,17 @@ class Deployments {
     [[nodiscard]] std::vector<config::WorkerView> worker_views() const;
     [[nodiscard]] Expected<void> check_sizes(const config::LaunchRequest& request) const;
     [[nodiscard]] Expected<std::string> choose_uid(const config::LaunchRequest& request) const;
-    [[nodiscard]] std::vector<std::pair<std::string, std::string>> startup_bodies() const;
-    [[nodiscard]] std::string at_start(const std::string& worker_ip) const;
+    [[nodiscard]] std::set<std::string> workers_awaited() const;
+    [[nodiscard]] Expected<config::LaunchRequest> at_start(const std::string& body) const;
+    void launch_configured(const std::string& body);
+    void launch_recorded(const std::string& uid);
+    void not_launched(const std::string& uid, config::LaunchRequest request, Error error);
+    void launch_waiting();
     [[nodiscard]] bool one_host() const { return services_.settings.local_worker && services_.settings.link_address.empty(); }
     void forget_old_failures();
     [[nodiscard]] std::string state_path() const;
+    /// Reads what is recorded, and the hosts of the workers that it names.
+    void load_state();
     /// Writes what a restart launches again; `then` when it is on the disk, or could not be written. Never waits for the
     /// disk itself: that may take seconds, in which workers and replicas must not think us dead.
     void save_state(std::function<void()> then);
@@ -92,8 +100,10 @@ class Deployments {
     ObjectCounts counts_;
     std::map<std::string, std::shared_ptr<Deployment>> all_;
     std::map<std::string, std::string> recorded_;  ///< uid → launch body
+    std::set<std::string> waiting_;  ///< recorded ones that were not launched for want of a worker
     std::list<std::vector<config::ReplicaPlacement>> placing_;  ///< of launches whose model is still being looked at
     boost::asio::strand<boost::asio::thread_pool::executor_type> disk_;
+    boost::asio::steady_timer waiting_timer_;
     uint64_t last_epoch_ = 0;
     uint64_t last_sequence_ = 0;
     int startup_pending_ = 0;

@@ -1,49 +1,9 @@
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
 #include "baton/base/log.hpp"
 #include "deployments.hpp"
+#include "launch_bodies.hpp"
 
 // Replicas added to and taken from running deployments: where they are placed, and what a restart brings back.
 namespace baton::supervisor {
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-/// The list of a body's replica_config, however it was sent; an empty one where there was none.
-Json config_list(const Json& body) {
-    for (const char* key : {"replica_config", "replica-config"}) {
-        const auto it = body.find(key);
-        if (it == body.end() || it->is_null()) continue;
-        Json list = it->is_string() ? Json::parse(it->get<std::string>(), nullptr, false) : *it;
-        if (list.is_array()) return list;
-    }
-    return Json::array();
-}
-
-/// A launch body after its replicas have become `count`. `change` edits its replica_config where it has one.
-template <class Change>
-std::string body_with(const std::string& raw, size_t count, const Change& change) {
-    Json body = Json::parse(raw, nullptr, false);
-    if (!body.is_object()) return raw;
-    if (Json list = config_list(body); !list.empty()) {
-        change(list);
-        body.erase("replica-config");
-        body["replica_config"] = std::move(list);
-    }
-    body["replica"] = count;
-    body.erase("gpu_idx");  // one list for all replicas: it fits another number no more
-    return body.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-Json entry_of(const config::ReplicaPlacement& p) {
-    Json device = {{"worker_ip", p.worker_ip}};
-    if (p.gpu_idx.empty()) device["n_gpu"] = 0;
-    else device["gpu_idx"] = p.gpu_idx;
-    return {{"replica_uid", p.replica_uid}, {"devices", Json::array({device})}};
-}
-
-}  // namespace
 
 void Deployments::add_replica(const std::string& uid, const std::string& body, std::function<void(Expected<ReplicaId>)> done) {
     const auto deployment = find(uid);
@@ -70,7 +30,7 @@ void Deployments::add_replica(const std::string& uid, const std::string& body, s
         const auto recorded = recorded_.find(uid);
         if (!id || recorded == recorded_.end()) return done(std::move(id));
         for (const Slot& s : deployment->slots())
-            if (s.id == *id) recorded->second = body_with(recorded->second, deployment->replicas_staying(), [&](Json& list) { list.push_back(entry_of(s.placement)); });
+            if (s.id == *id) recorded->second = with_replica(recorded->second, deployment->replicas_staying(), s.placement);
         save_state([id = *id, done] { done(id); });
     });
 }
@@ -95,9 +55,7 @@ void Deployments::remove_replica(const std::string& uid, ReplicaId id, std::func
     });
     const auto recorded = recorded_.find(uid);
     if (recorded == recorded_.end()) return;
-    recorded->second = body_with(recorded->second, deployment->replicas_staying(), [&](Json& list) {
-        if (index < list.size()) list.erase(index);
-    });
+    recorded->second = without_replica(recorded->second, deployment->replicas_staying(), index);
     save_state(nullptr);  // already now: a restart while it drains must not bring it back
 }
 

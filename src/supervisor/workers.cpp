@@ -7,9 +7,11 @@
 namespace baton::supervisor {
 namespace {
 
-/// Addresses of lost workers that are remembered.
-constexpr size_t kLostMax = 256;
+/// Addresses of workers that are gone which are remembered.
+constexpr size_t kGoneMax = 256;
 
+/// "10.0.0.1:9000" → "10.0.0.1"; "[::1]:9000" → "[::1]".
+std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 bool is_unspecified(const std::string& address) { return address.starts_with("0.0.0.0:") || address.starts_with("[::]:"); }
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address.starts_with("[::1]:"); }
 /// Whether its link came from here: what is loopback there is loopback here.
@@ -53,10 +55,11 @@ void Workers::registered(const wire::WorkerReady& ready, const std::shared_ptr<n
         w.address = ready.address;
         w.link = link;
         w.registered_unix = std::time(nullptr);
+        w.registered_at = w.heard_at = steady_now();
         w.local = link->remote() == "unix";
     }
     w.ready = ready;
-    lost_hosts_.erase(ready.address);
+    gone_hosts_.erase(ready.address);
     log::info("worker.registered", {{"address", ready.address}, {"host_id", ready.host_id}, {"remote", link->remote()}, {"gpus", ready.gpus.size()}});
     if (is_loopback(ready.address) && !is_on_this_machine(w))
         log::warn("worker.address_unusable", {{"address", ready.address}, {"advice", "other hosts cannot reach it: no KV from its prefill replicas; start it with --advertise-address"}});
@@ -65,10 +68,27 @@ void Workers::registered(const wire::WorkerReady& ready, const std::shared_ptr<n
 
 void Workers::lost(const std::string& address, const std::string& reason) {
     log::warn("worker.lost", {{"address", address}, {"reason", reason}});
-    if (lost_hosts_.size() >= kLostMax) lost_hosts_.erase(lost_hosts_.begin());
-    lost_hosts_[address] = workers_.at(address).ready.host_id;
+    const Worker gone = std::move(workers_.at(address));
     workers_.erase(address);
+    remember(address, gone.ready.host_id);
     events_.lost(address);
+    // A host that went down without a word may be back before its silence is noticed.
+    std::set<std::string> back;
+    for (const auto& [other, w] : workers_)
+        if (w.registered_at > gone.heard_at && replaces(address, other)) back.insert(other);
+    for (const std::string& other : back) events_.registered(other);
+}
+
+void Workers::remember(const std::string& address, const std::string& host_id) {
+    if (workers_.contains(address)) return;
+    if (gone_hosts_.size() >= kGoneMax) gone_hosts_.erase(gone_hosts_.begin());
+    gone_hosts_[address] = host_id;
+}
+
+std::string Workers::host_id_of(const std::string& address) const {
+    if (const Worker* w = find(address)) return w->ready.host_id;
+    const auto it = gone_hosts_.find(address);
+    return it == gone_hosts_.end() ? "" : it->second;
 }
 
 Expected<void> Workers::check_transfer(const std::vector<config::ReplicaPlacement>& placements) const {
@@ -97,14 +117,36 @@ bool Workers::on_this_host(const std::string& address) const {
 bool Workers::replaces(const std::string& gone, const std::string& address) const {
     const Worker* now = find(address);
     if (now == nullptr || find(gone) != nullptr) return false;
-    if (now->local) return true;
-    const auto host = lost_hosts_.find(gone);
-    return host != lost_hosts_.end() && host->second == now->ready.host_id;
+    if (now->local && host_of(gone) == host_of(address)) return true;  // there is one local worker
+    return of_one_host(gone, host_id_of(gone), address, now->ready.host_id);
+}
+
+std::map<std::string, std::string> Workers::now_at(const std::set<std::string>& addresses, bool share) const {
+    std::map<std::string, std::string> out;
+    std::set<std::string> taken;
+    for (const std::string& a : addresses) {
+        if (find(a) == nullptr) continue;
+        out[a] = a;
+        taken.insert(a);
+    }
+    for (const bool again : {false, true}) {
+        for (const std::string& a : addresses) {
+            if (out.contains(a)) continue;
+            for (const auto& [address, w] : workers_) {
+                if ((!w.local && !(again && share) && taken.contains(address)) || !replaces(a, address)) continue;
+                out[a] = address;
+                taken.insert(address);
+                break;
+            }
+        }
+    }
+    return out;
 }
 
 void Workers::on_message(const std::string& address, const wire::Message& message) {
     const auto it = workers_.find(address);
     if (it == workers_.end()) return;
+    it->second.heard_at = steady_now();
     if (const auto* m = std::get_if<wire::SpawnResult>(&message)) {
         if (m->error.empty()) it->second.running[{m->model_uid, m->target.replica}] = {m->target.epoch, m->pid};
         events_.spawned(*m);
@@ -143,6 +185,11 @@ bool Workers::send(const std::string& address, const wire::Message& message) {
     if (it == workers_.end()) return false;
     it->second.link->send(message);
     return true;
+}
+
+bool of_one_host(const std::string& address, const std::string& host_id, const std::string& other_address, const std::string& other_host_id) {
+    if (!host_id.empty() && host_id == other_host_id) return true;
+    return !is_loopback(address) && host_of(address) == host_of(other_address);
 }
 
 GpuLoad gpu_load(const Workers::Worker& worker, const wire::Gpu& gpu) {

@@ -3,9 +3,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "baton/base/clock.hpp"
 #include "baton/config/launch.hpp"
 #include "baton/net/connection.hpp"
 #include "baton/wire/messages.hpp"
@@ -29,6 +31,7 @@ class Workers {
         wire::WorkerStats stats;
         std::shared_ptr<net::Connection> link;
         int64_t registered_unix = 0;
+        TimeMs registered_at{}, heard_at{};
         bool local = false;
         /// Replicas it said it runs: (model uid, slot) → process.
         struct Process {
@@ -48,8 +51,15 @@ class Workers {
     /// peer must be on a worker whose address other hosts can use. kInvalidArgument names the worker.
     [[nodiscard]] Expected<void> check_transfer(const std::vector<config::ReplicaPlacement>& placements) const;
     /// Whether the worker at `address` is what became of the one that was at `gone`: that one is not registered, and both
-    /// are of one host (or the local worker of `serve`, which comes back on another port).
+    /// are of one host.
     [[nodiscard]] bool replaces(const std::string& gone, const std::string& address) const;
+    /// Which registered worker each of these addresses means: the one that has it, else one that replaces it. A worker stands
+    /// for one address; where `share` is set, for several if there are not enough. Those of hosts without a worker are absent.
+    [[nodiscard]] std::map<std::string, std::string> now_at(const std::set<std::string>& addresses, bool share) const;
+    /// The id of the host where a worker of that address is, or was; "" where nobody knows.
+    [[nodiscard]] std::string host_id_of(const std::string& address) const;
+    /// An address of an earlier supervisor's worker, and its host's id.
+    void remember(const std::string& address, const std::string& host_id);
     /// Whether that worker shares this host, and its files.
     [[nodiscard]] bool on_this_host(const std::string& address) const;
     /// False when that worker is not registered.
@@ -61,9 +71,13 @@ class Workers {
     void lost(const std::string& address, const std::string& reason);
     void on_message(const std::string& address, const wire::Message& message);
     Events events_;
-    std::map<std::string, std::string> lost_hosts_;  // address → host id of workers that are gone
+    std::map<std::string, std::string> gone_hosts_;  // address → host id of workers that are not registered
     std::map<std::string, Worker> workers_;
 };
+
+/// Whether two workers' addresses (ip:port) and host ids say that both are of one host. The id alone does, while the host
+/// runs; after a boot it is another one, and the ip tells, unless it is one that every host has. "" is an id that nobody knows.
+[[nodiscard]] bool of_one_host(const std::string& address, const std::string& host_id, const std::string& other_address, const std::string& other_host_id);
 
 /// What a GPU is doing now, as its worker last said.
 struct GpuLoad {

@@ -3,6 +3,7 @@ share the machine, and with it the model file."""
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
@@ -211,3 +212,75 @@ def test_addresses_that_cannot_be_reached_are_refused(network, tiny_model, tmp_p
     for ip in ("0.0.0.0", "::"):
         with Worker(network, A, tmp_path / "refused", "--advertise-address", ip) as refused:
             assert refused.process.wait(10 * PATIENCE) == 2
+
+
+def status(server, uid="m"):
+    rows = server.http.get("/v1/models/instances", params={"model_uid": uid}).json()
+    return rows[0]["status"] if rows else None
+
+
+def test_deployments_outlive_a_restart_of_everything(network, tiny_model, tmp_path):
+    """Supervisor and workers are started again, the workers on other ports. What ran before runs again once its workers are there;
+    until then it is listed with its error, and nothing forgets it."""
+    state = tmp_path / "state"
+    args = {"command": "supervisor", "extra": ["--link-address", f"0.0.0.0:{LINK_PORT}"], "env": SECRET, "state_dir": str(state)}
+    with Server(**args) as server, Worker(network, A, tmp_path / "a") as a, Worker(network, B, tmp_path / "b") as b:
+        wait_for(lambda: len(server.http.get("/v1/workers").json()) == 2, 10, "both workers")
+        launch(server, tiny_model, ("prefill", a.address()), ("decode", b.address()))
+        launch(server, tiny_model, ("hybrid", a.address()), uid="alone")
+        want = text_of(server)
+        old = [a.address(), b.address()]
+    recorded = json.loads((state / "deployments.json").read_text())
+    assert set(recorded["deployments"]) == {"m", "alone"} and set(recorded["hosts"]) == set(old)
+    for _ in range(2):  # also when it has failed once already
+        with Server(**args) as server, Worker(network, A, tmp_path / "a") as a:
+            wait_for(lambda: status(server, "alone") == "READY", 30, "what can run runs")
+            assert text_of(server, uid="alone") == want
+            assert wait_for(lambda: status(server), 30, "what cannot is listed") == "ERROR"
+            rows = server.replicas()
+            assert old[1] in rows[1]["error_message"] and "its workers are there" in rows[1]["error_message"]
+            assert any(e["event_type"] == "ERROR" and old[1] in e["event_content"] for e in server.http.get("/v1/models/m/events").json())
+            assert server.http.get("/ready").status_code == 200  # it is no reason not to use the others
+            with Worker(network, B, tmp_path / "b") as b:
+                wait_for(lambda: status(server) == "READY", 30, "it is launched when its worker comes")
+                assert text_of(server) == want
+                assert [row["worker_address"] for row in server.replicas()] == [a.address(), b.address()] != old
+                old = [a.address(), b.address()]
+        assert set(json.loads((state / "deployments.json").read_text())["hosts"]) == set(old)
+    with Server(**args) as server, Worker(network, A, tmp_path / "a"):
+        wait_for(lambda: status(server) == "ERROR" and status(server, "alone") == "READY", 30, "it is listed")
+        server.terminate()  # clears the row, and what a restart would do
+        assert status(server) is None
+    assert set(json.loads((state / "deployments.json").read_text())["deployments"]) == {"alone"}
+
+
+def test_a_wrong_secret_is_told_by_the_supervisor(network, tmp_path):
+    with supervisor() as server:
+        with network.at(A):
+            wrong = subprocess.Popen([BINARY, "worker", "--supervisor", f"{SUPERVISOR}:{LINK_PORT}", "--run-dir", str(tmp_path)],
+                                     env={**os.environ, "BATON_LINK_SECRET": "another-secret-0123456789"}, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert wrong.wait(20 * PATIENCE) == 1
+        line = server.awaited("net.link_refused")[0]
+        assert f"remote={A}:" in line and "BATON_LINK_SECRET" in line
+
+
+def test_replicas_say_now_and_then_that_their_supervisor_is_away(network, tiny_model, tmp_path):
+    """A supervisor that is there again closes their links until their deployment is known: one line, not one for each try."""
+    state = tmp_path / "state"
+    args = {"command": "supervisor", "extra": ["--link-address", f"0.0.0.0:{LINK_PORT}"], "env": SECRET, "state_dir": str(state)}
+    with Worker(network, A, tmp_path / "a") as a:
+        with Server(**args) as server:
+            wait_for(lambda: server.http.get("/v1/workers").json(), 10, "the worker")
+            with Worker(network, B, tmp_path / "b") as b:
+                wait_for(lambda: len(server.http.get("/v1/workers").json()) == 2, 10, "both workers")
+                launch(server, tiny_model, ("hybrid", a.address()), uid="alone")
+                launch(server, tiny_model, ("hybrid", b.address()))
+            pids = server.pids(uid="alone")
+            server.process.kill()
+            server.process.wait()
+        # The start waits for the other worker, which does not come.
+        with Server(**args) as server:
+            wait_for(lambda: status(server, "alone") == "READY", 30, "the replica is taken back")
+            assert server.pids(uid="alone") == pids
+            wait_for(lambda: "replica.supervisor_back" in a.log(), 5, "it says so")
+            assert 1 <= a.log().count("replica.supervisor_lost") <= 4, a.log()[-3000:]
