@@ -5,7 +5,9 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <list>
+#include <map>
 
+#include "baton/base/growing_pause.hpp"
 #include "baton/base/log.hpp"
 #include "net/link.hpp"
 #include "net/socket.hpp"
@@ -19,6 +21,19 @@ using boost::system::error_code;
 constexpr size_t kWaitingMax = 64;
 constexpr int kAcceptsPerTurn = 32;
 constexpr int64_t kNoDescriptorPauseMs = 100;
+constexpr size_t kRefusedHostsMax = 64;
+constexpr int64_t kRefusedToldMs = 10'000;  ///< until a host that goes on being refused is told of again; then ever longer
+constexpr int64_t kRefusedToldMsMax = 3'600'000;
+
+/// What a failed handshake of somebody who speaks our protocol means; "" for strangers and interrupted ones.
+std::string meaning_of(const Error& error, const Link& link) {
+    if (link.peer().kind.empty()) return {};
+    if (error.code == ErrorCode::kUnsupported) return "another version of baton";
+    // The one that connects checks our proof first, and goes.
+    const bool went = error.code == ErrorCode::kPeerLost && link.remote() != "unix";
+    if (error.code == ErrorCode::kUnauthorized || went) return "another link secret (BATON_LINK_SECRET must be the same on all hosts)";
+    return {};
+}
 
 /// One listening socket.
 struct Door {
@@ -134,6 +149,7 @@ class Accepting : public std::enable_shared_from_this<Accepting> {
         if (!result) {
             ++refused_;
             log::debug("net.handshake_failed", {{"code", to_string(result.error().code)}, {"reason", result.error().message}});
+            if (link) tell_refused(*link, result.error());
             return;
         }
         try {
@@ -145,6 +161,17 @@ class Accepting : public std::enable_shared_from_this<Accepting> {
         }
     }
 
+    /// Somebody who retries is told of now and then; crowds of strangers cannot fill the log.
+    void tell_refused(const Link& link, const Error& error) {
+        const std::string meaning = meaning_of(error, link);
+        if (meaning.empty()) return;
+        const std::string remote = link.remote();
+        const std::string host = remote.substr(0, remote.rfind(':'));
+        if (refused_hosts_.size() >= kRefusedHostsMax && !refused_hosts_.contains(host)) return;
+        if (!refused_hosts_.try_emplace(host, kRefusedToldMs, kRefusedToldMsMax).first->second.due(steady_now())) return;
+        log::warn("net.link_refused", {{"remote", remote}, {"reason", error.message}, {"probably", meaning}});
+    }
+
     asio::io_context& io_;
     asio::strand<asio::io_context::executor_type> strand_;
     const Identity self_;
@@ -152,6 +179,7 @@ class Accepting : public std::enable_shared_from_this<Accepting> {
     const Options options_;
     std::vector<std::unique_ptr<Door>> doors_;
     std::list<std::shared_ptr<Link>> waiting_;
+    std::map<std::string, GrowingPause> refused_hosts_;
     std::atomic<uint64_t> refused_{0};
     std::atomic<bool> stopped_{false};
 };

@@ -83,6 +83,40 @@ TEST(Listener, WrongSecretIsRefusedAndCounted) {
     door.expect_open(io);
 }
 
+/// Whoever runs the server has to learn why a worker does not come; whoever scans its ports must not fill its log.
+TEST(Listener, WrongSecretIsToldOnceWithTheAddressAndTheReason) {
+    io_context io;
+    Door door(io);
+    Endpoint to = door.listener->endpoint();
+    to.unix_path.clear();
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 3; ++i) {
+        bool done = false;
+        connect(io, to, {"worker", "10.0.0.7:4000", "wrong"}, 5'000, [&](auto) { done = true; });
+        const uint64_t before = door.listener->refused();
+        EXPECT_TRUE(pump(io, [&] { return done && door.listener->refused() == before + 1; }));
+    }
+    const std::string log = testing::internal::GetCapturedStderr();
+    const size_t at = log.find("net.link_refused");
+    ASSERT_NE(at, std::string::npos) << log;
+    EXPECT_EQ(log.find("net.link_refused", at + 1), std::string::npos) << log;
+    EXPECT_NE(log.find("remote=127.0.0.1:", at), std::string::npos) << log;
+    EXPECT_NE(log.find("BATON_LINK_SECRET", at), std::string::npos) << log;
+}
+
+TEST(Listener, StrangersAreNotToldOf) {
+    io_context io;
+    Door door(io);
+    testing::internal::CaptureStderr();
+    const uint64_t before = door.listener->refused();
+    for (const char* said : {"", "GET / HTTP/1.1\r\n\r\n"}) {
+        const UniqueFd fd = door.raw();
+        write_all(fd.get(), said, std::strlen(said));
+    }
+    EXPECT_TRUE(pump(io, [&] { return door.listener->refused() == before + 2; }));
+    EXPECT_EQ(testing::internal::GetCapturedStderr().find("net.link_refused"), std::string::npos);
+}
+
 TEST(Listener, GarbageIsBoundedAndRefused) {
     io_context io;
     Door door(io);
