@@ -1,6 +1,7 @@
 #include "net/link.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,15 @@ constexpr int64_t kCloseMs = 1'000;
 constexpr size_t kTurnBytes = 8u * 1024 * 1024;
 constexpr size_t kBuffersPerCall = 128;
 constexpr size_t kChallengeRandomBytes = 32;
+
+/// Tells the core that its thread waits in a loop.
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
 Error peer_gone(int error) {
     if (error == 0) return {ErrorCode::kPeerLost, "closed by the other side", {}};
@@ -140,6 +150,7 @@ void Link::fail_with(Error error) {
         socket_.close(ignored);
         outgoing_.clear();
         pending_.clear();
+        sent_ = false;
         queued_bytes_ = 0;
     }
     // Out of the members first: they may own what owns this link, and none may run twice.
@@ -281,14 +292,40 @@ void Link::send(const wire::Message& message, std::vector<std::byte> payload, st
         refuse_sends_ = true;
         return abort({ErrorCode::kOverloaded, "the other side does not read: " + std::to_string(queued) + " bytes queued", {}});
     }
-    if (send_now(frame)) return;
+    if (!lingering_.load(std::memory_order_relaxed) && send_now(frame)) return;
     bool post = false;
     {
         const std::lock_guard lock(mutex_);
         pending_.push_back(std::move(frame));
-        post = !std::exchange(flush_posted_, true);
+        sent_ = true;
+        post = !lingering_ && !std::exchange(flush_posted_, true);
     }
     if (post) on_strand([this] { flush(); });
+}
+
+void Link::expect_send(int64_t until_us) {
+    linger_until_us_ = until_us;
+    if (!linger_posted_.exchange(true)) on_strand([this] { linger(); });
+}
+
+/// Looks a while for a frame of send(), then gives others of the thread their turn. Ends with the first one.
+void Link::linger() {
+    constexpr int kLooks = 64;
+    if (phase_ == Phase::kRunning && steady_now_us() < linger_until_us_) {
+        lingering_ = true;  // only now: until the thread is awake, who sends writes by itself
+        for (int i = 0; i < kLooks && !sent_.load(std::memory_order_relaxed); ++i) relax();
+        if (!sent_) {
+            ::sched_yield();  // who is to send may wait for this core
+            return on_strand([this] { linger(); });
+        }
+    }
+    linger_posted_ = false;
+    {
+        const std::lock_guard lock(mutex_);
+        lingering_ = false;
+        if (pending_.empty()) return;
+    }
+    flush();
 }
 
 /// Writes from the caller's thread where nothing waits ahead of the frame: it saves a way through the strand's thread. What the
@@ -322,6 +359,7 @@ void Link::flush() {
             flush_posted_ = false;
             std::move(pending_.begin(), pending_.end(), std::back_inserter(outgoing_));
             pending_.clear();
+            sent_ = false;
         }
         if (phase_ == Phase::kClosed) {
             outgoing_.clear();

@@ -38,6 +38,7 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     void start(Handlers handlers) override;
     void send(const wire::Message& message, std::vector<std::byte> payload, std::vector<int> fds) override;
     void watch(int64_t until_us) override;
+    void expect_send(int64_t until_us) override;
     void close() override;
     [[nodiscard]] const wire::Hello& peer() const override { return handshake_.peer(); }
     [[nodiscard]] std::string remote() const override { return remote_; }
@@ -73,6 +74,7 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     bool on_frame(Received received);
     bool on_handshake(const wire::Message& message);
 
+    void linger();
     bool send_now(Frame& frame);
     void flush();
     int write_out();
@@ -112,11 +114,15 @@ class Link final : public Connection, public std::enable_shared_from_this<Link> 
     std::atomic<bool> direct_{false};  ///< running: send() may write by itself. Cleared under write_mutex_ or before it is taken
     std::mutex mutex_;             ///< guards pending_ and flush_posted_; taken after write_mutex_
     std::vector<Frame> pending_;   ///< frames of send() not taken by the strand yet
+    std::atomic<bool> sent_{false};       ///< pending_ has some; changed under mutex_
+    std::atomic<bool> lingering_{false};  ///< linger() takes what is pending; cleared under mutex_
     bool flush_posted_ = false;
     std::atomic<size_t> queued_bytes_{0};
     std::atomic<bool> refuse_sends_{false};
     std::atomic<int64_t> watch_until_us_{0};
     std::atomic<bool> watching_{false};  ///< a look() is posted
+    std::atomic<int64_t> linger_until_us_{0};
+    std::atomic<bool> linger_posted_{false};
 };
 
 }  // namespace baton::net

@@ -215,6 +215,9 @@ class Replica {
         callbacks.act = [this](pd::Action& a) { act(a); };
         callbacks.stats = [this](const wire::ReplicaStats& s) { to_supervisor(s); };
         callbacks.failed = [this](const Error& e) { device_failed(e); };
+        callbacks.tokens_near = [this](int64_t until_us) {
+            if (const auto link = announced()) link->expect_send(until_us);
+        };
         callbacks.checksums = [this](std::span<const BlockId> blocks) { return transfer_->checksums(blocks); };
         engine_ = gpu_ ? engine::Engine::start(options, std::move(gpu_), *pool_, std::move(callbacks))
                        : engine::Engine::start(options, std::move(cpu_), *pool_, std::move(callbacks));

@@ -26,6 +26,9 @@ class Engine {
         std::function<void(const wire::ReplicaStats&)> stats;
         /// Engine thread, once: the device failed and all later steps fail at once; the process should end. May be null.
         std::function<void(const Error&)> failed{};
+        /// Engine thread, where it may spin: the tokens of many sequences are about to come, probably before `until_us`
+        /// (steady_now_us()), so that another thread can be ready to send them. May be null.
+        std::function<void(int64_t until_us)> tokens_near{};
         /// Engine thread, verify mode: block_checksum() of each of these blocks. Null: none are put into a Commit.
         std::function<Expected<std::vector<uint64_t>>(std::span<const BlockId>)> checksums{};
     };

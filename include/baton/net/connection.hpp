@@ -53,6 +53,10 @@ class Connection {
     /// Messages are about to come that are waited for: until then (steady_now_us()) the io_context's thread looks for them without
     /// sleeping, its other work in between. A sleeping thread takes tens of microseconds to notice one.
     virtual void watch(int64_t until_us) { (void)until_us; }
+    /// A message is about to be sent by a thread that should not spend a system call on it: until then (steady_now_us()), or until it
+    /// was sent, the io_context's thread looks for it without sleeping, its other work in between. From when that thread is awake send()
+    /// leaves the writing to it. Order, limits and errors are those of send(). Any thread; costs what waking a thread does.
+    virtual void expect_send(int64_t until_us) { (void)until_us; }
     /// Sends what is queued for at most a second, then closes: on_close comes with kCancelled. From now on on_message
     /// is not called. Also needed to let go of a started link: it keeps itself (and its handlers) until it is closed.
     virtual void close() = 0;

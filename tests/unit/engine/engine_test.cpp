@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 #include <map>
 #include <thread>
@@ -25,7 +26,7 @@ std::vector<TokenId> ids(uint32_t n, TokenId first) {
 /// An engine over a fake device or CPU, and what it told the supervisor.
 class Rig {
   public:
-    explicit Rig(bool device, Role role = Role::kHybrid, int64_t spin_us = 0) {
+    explicit Rig(bool device, Role role = Role::kHybrid, int64_t spin_us = 0, uint32_t running = 8) {
         auto words = xavier::SharedPool::create_words(layout(kBlocks, kBlockTokens), 8);
         EXPECT_TRUE(words) << words.error().message;
         words_ = std::move(*words);
@@ -36,19 +37,23 @@ class Rig {
         options.core.block_tokens = kBlockTokens;
         options.core.blocks = kBlocks;
         options.core.max_model_len = 100;
-        options.core.max_running = 8;
-        options.core.step_tokens = 16;
+        options.core.max_running = running;
+        options.core.step_tokens = 2 * running;
         options.core.progress_slots = 8;
         options.stats_every_ms = 1;
         options.spin_us = spin_us;
         Engine::Callbacks callbacks;
         callbacks.act = [this](pd::Action action) { take(std::move(action)); };
         callbacks.stats = [](const wire::ReplicaStats&) {};
+        callbacks.tokens_near = [this](int64_t until_us) {
+            EXPECT_GT(until_us, 0);
+            control.set([&] { near_at.push_back(control.collected); });
+        };
         callbacks.failed = [this](const Error& e) {
             const std::lock_guard lock(mutex_);
             device_errors_.push_back(e.message);
         };
-        engine_ = device ? Engine::start(options, std::make_unique<Device>(control, kBlocks, kBlockTokens, 8), *words_, callbacks)
+        engine_ = device ? Engine::start(options, std::make_unique<Device>(control, kBlocks, kBlockTokens, running), *words_, callbacks)
                          : Engine::start(options, std::make_unique<Cpu>(kBlocks, kBlockTokens, cpu_fail_at), *words_, callbacks);
     }
     ~Rig() {
@@ -103,6 +108,7 @@ class Rig {
     }
 
     Control control;
+    std::vector<uint32_t> near_at;  ///< steps collected when it was told that tokens are near; guarded by the control's mutex
     std::atomic<uint32_t> cpu_fail_at{UINT32_MAX};
     std::unique_ptr<xavier::SharedPool> words_;
     std::unique_ptr<Engine> engine_;
@@ -215,6 +221,43 @@ TEST_P(Waiting, ListensWhileTheDeviceWorks) {
     EXPECT_EQ(r.tokens(2), expected(ids(7, 100), 3));
     EXPECT_TRUE(r.tokens(1).empty());
     EXPECT_TRUE(r.wait_idle());
+}
+
+TEST(Engine, TellsThatTheTokensOfWideStepsAreNear) {
+    constexpr uint32_t kWide = 32, kTokens = 6;
+    Rig r(true, Role::kHybrid, 600'000'000, kWide);  // never naps
+    r.control.hold();
+    for (uint64_t id = 1; id <= kWide; ++id) r.run(sequence(id, ids(1, static_cast<TokenId>(id * 40)), kTokens));
+    (void)r.stats();  // all are known: the third step has all of them
+    for (uint32_t steps = 0; steps < 3; ++steps) {
+        ASSERT_TRUE(r.control.wait_until([&] { return r.control.collected == steps; }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));  // short steps are not announced
+        r.control.let(1);
+    }
+    // The device holds the fourth until it was announced.
+    ASSERT_TRUE(r.control.wait_until([&] { return r.control.collected == 3 && !r.near_at.empty() && r.near_at.back() == 3; }));
+    r.control.release();
+    for (uint64_t id = 1; id <= kWide; ++id) {
+        ASSERT_TRUE(r.wait_ended(id)) << id;
+        EXPECT_EQ(r.tokens(id), expected(ids(1, static_cast<TokenId>(id * 40)), kTokens));
+    }
+    const std::lock_guard lock(r.control.mutex);
+    EXPECT_EQ(std::ranges::adjacent_find(r.near_at), r.near_at.end()) << "at most once a step";
+}
+
+TEST(Engine, NarrowStepsAreNotAnnounced) {
+    Rig r(true, Role::kHybrid, 600'000'000);
+    r.control.hold();
+    for (uint64_t id = 1; id <= 8; ++id) r.run(sequence(id, ids(1, static_cast<TokenId>(id * 40)), 6));
+    for (uint32_t steps = 0; steps < 5; ++steps) {
+        ASSERT_TRUE(r.control.wait_until([&] { return r.control.collected == steps; }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        r.control.let(1);
+    }
+    r.control.release();
+    for (uint64_t id = 1; id <= 8; ++id) ASSERT_TRUE(r.wait_ended(id)) << id;
+    const std::lock_guard lock(r.control.mutex);
+    EXPECT_TRUE(r.near_at.empty());
 }
 
 TEST(Engine, WorkThatComesWhileOneStepRunsIsSubmittedAtOnce) {

@@ -123,6 +123,46 @@ TEST_P(ConnectionOver, ThreadsMaySendAtOnce) {
     p.end(io);
 }
 
+TEST_P(ConnectionOver, ThreadsMaySendWhereTheLoopExpectsIt) {
+    io_context io;
+    Pair p(io, GetParam());
+    constexpr int kThreads = 3;
+    constexpr uint64_t kEach = 2'000;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+            for (uint64_t i = 0; i < kEach; ++i) {
+                // For ever, for a moment, and when it is over already.
+                if (i % 5 == 0) p.a.link->expect_send(i % 3 == 0 ? INT64_MAX : steady_now_us() + (i % 3 == 1 ? 30 : 0));
+                p.a.link->send(wire::Accept{{i}, static_cast<uint32_t>(t)});
+            }
+        });
+    EXPECT_TRUE(pump(io, [&] { return p.b.heard.size() == kThreads * kEach; }));
+    for (auto& t : threads) t.join();
+    std::array<uint64_t, kThreads> next{};
+    for (const auto& r : p.b.heard) {
+        const auto& m = std::get<wire::Accept>(r.message);
+        ASSERT_EQ(m.offer.value, next.at(m.have_blocks)++);  // each thread's own order is kept
+    }
+    p.a.link->expect_send(INT64_MAX);
+    p.end(io);
+    while (io.poll_one() > 0) {}  // it does not look any more
+}
+
+TEST_P(ConnectionOver, AnExpectedSendThatDoesNotComeChangesNothing) {
+    io_context io;
+    Pair p(io, GetParam());
+    p.a.link->expect_send(INT64_MAX);
+    for (int i = 0; i < 100; ++i) ASSERT_EQ(io.poll_one(), 1u);  // there is always a look to be made: nobody would wait
+    for (uint64_t i = 0; i < 10; ++i) p.b.link->send(wire::Release{{i}, true});
+    EXPECT_TRUE(pump(io, [&] { return p.a.heard.size() == 10; }));
+    p.b.link->close();  // the peer goes
+    EXPECT_TRUE(pump(io, [&] { return p.a.closed.size() == 1 && p.b.closed.size() == 1; }));
+    while (io.poll_one() > 0) {}
+    p.a.link->send(wire::Accept{{1}, 0});
+    EXPECT_EQ(p.a.link->queued_bytes(), 0u);
+}
+
 TEST_P(ConnectionOver, CloseSendsWhatIsQueued) {
     io_context io;
     Pair p(io, GetParam());
@@ -271,7 +311,10 @@ TEST(Connection, SilentPeerIsNoticed) {
     EXPECT_EQ(there.closed[0].message, "closed by the other side");
 }
 
-TEST(Connection, PeerThatDoesNotReadIsClosed) {
+class ConnectionSends : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Connection, ConnectionSends, testing::Bool(), [](const auto& p) { return p.param ? "Expected" : "AtOnce"; });
+
+TEST_P(ConnectionSends, PeerThatDoesNotReadIsClosed) {
     io_context io, frozen;
     RunDirectory dir;
     Options small;
@@ -292,9 +335,10 @@ TEST(Connection, PeerThatDoesNotReadIsClosed) {
     constexpr int kSentMax = 4096;
     int sent = 0;
     for (; sent < kSentMax && here.closed.empty(); ++sent) {
-        here.link->send(extent_of(bytes), bytes);
         io.restart();
-        io.poll();
+        if (GetParam()) here.link->expect_send(INT64_MAX), io.poll_one();
+        here.link->send(extent_of(bytes), bytes);
+        for (int i = 0; i < 5; ++i) io.poll_one();  // poll() would not end while a send is expected
     }
     ASSERT_TRUE(pump(io, [&] { return here.closed.size() == 1; }));
     EXPECT_EQ(here.closed[0].code, ErrorCode::kOverloaded);
@@ -341,6 +385,44 @@ TEST(Connection, WhatTheSocketTakesLeavesInTheSendersThread) {
         other.poll();
         return here.closed.size() == 1 && there.closed.size() == 1;
     }));
+}
+
+TEST(Connection, AnExpectedSendIsLeftToTheLoop) {
+    io_context io;
+    Pair p(io, false);
+    while (io.poll_one() > 0) {}  // from here on the loop stands still but where it is asked
+    p.a.link->expect_send(INT64_MAX);
+    p.a.link->send(wire::Accept{{0}, 0});
+    EXPECT_EQ(p.a.link->queued_bytes(), 0u) << "the loop is not awake yet";
+    ASSERT_EQ(io.poll_one(), 1u);
+    for (uint64_t i = 1; i < 4; ++i) p.a.link->send(wire::Accept{{i}, 0});
+    const size_t queued = p.a.link->queued_bytes();
+    EXPECT_GT(queued, 0u);
+    EXPECT_EQ(queued % 3, 0u) << "none of the three has left";
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == 4; }));
+    while (io.poll_one() > 0) {}  // the first frames ended it
+    p.a.link->send(wire::Accept{{4}, 0});
+    EXPECT_EQ(p.a.link->queued_bytes(), 0u) << "leaves in the sender's thread again";
+    p.a.link->expect_send(INT64_MAX);
+    ASSERT_EQ(io.poll_one(), 1u);
+    p.a.link->expect_send(0);
+    p.a.link->send(wire::Accept{{5}, 0});  // the loop has not seen yet that its time is over
+    EXPECT_EQ(p.a.link->queued_bytes(), queued / 3);
+    while (io.poll_one() > 0) {}
+    p.a.link->expect_send(0);
+    while (io.poll_one() > 0) {}
+    p.a.link->send(wire::Accept{{6}, 0});
+    EXPECT_EQ(p.a.link->queued_bytes(), 0u);
+    ASSERT_TRUE(pump(io, [&] { return p.b.heard.size() == 7; }));
+    for (uint64_t i = 0; i < 7; ++i) EXPECT_EQ(std::get<wire::Accept>(p.b.heard[i].message).offer.value, i);
+    // What is left to the loop when the link closes still arrives.
+    p.a.link->expect_send(INT64_MAX);
+    ASSERT_EQ(io.poll_one(), 1u);
+    p.a.link->send(wire::Accept{{7}, 0});
+    EXPECT_EQ(p.a.link->queued_bytes(), queued / 3);
+    p.a.link->close();
+    EXPECT_TRUE(pump(io, [&] { return p.a.closed.size() == 1 && p.b.closed.size() == 1; }));
+    EXPECT_EQ(p.b.heard.size(), 8u);
 }
 
 TEST(Connection, HandlerThatThrowsCostsOnlyItsLink) {
