@@ -215,6 +215,7 @@ CHECKS = [
     Check("attention", "kernels", "share", 22, gtest("attention")),
     Check("linear", "kernels", "share", 30, gtest("linear"), limit=120),
     Check("linear_rings", "kernels", "share", 15, gtest("linear_rings")),
+    Check("linear_bulk", "kernels", "share", 25, gtest("linear_bulk")),
     Check("sampler", "kernels", "share", 12, gtest("sampler")),
     Check("model", "kernels", "share", 60, gtest("model"), limit=150),
     Check("memcheck", "kernels", "share", 13, memcheck, limit=120),

@@ -168,13 +168,13 @@ std::string show_settings(const SupervisorSettings& settings) {
         const auto shown = [&](const auto& value) -> Json {
             using T = std::decay_t<decltype(value)>;
             if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-                if (secret) return value.size();
+                if (secret) return std::vector<std::string>(value.size(), std::string(kHidden));
                 if (s.key != "deployments") return value;
                 Json list = Json::array();
                 for (const std::string& d : value) list.push_back(Json::parse(d, nullptr, false));
                 return list;
             } else if constexpr (std::is_same_v<T, std::string>) {
-                return secret ? Json(!value.empty()) : Json(value);
+                return secret && !value.empty() ? Json(kHidden) : Json(value);
             } else {
                 return value;
             }

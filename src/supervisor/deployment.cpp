@@ -6,6 +6,7 @@
 #include "baton/base/log.hpp"
 #include "baton/config/replica_settings.hpp"
 #include "exit_reason.hpp"
+#include "launch_warnings.hpp"
 #include "workers.hpp"
 
 namespace baton::supervisor {
@@ -66,6 +67,7 @@ Deployment::Deployment(Services services, config::LaunchRequest request, model::
     pd::RouterConfig routing;
     routing.replacement_wait_ms = services_.settings.replacement_wait_ms;
     router_ = std::make_unique<pd::Router>(routing);
+    if (model_.context_length != 0) warnings_ = launch_warnings(request_, model_, known_ == nullptr);
     router_count_ = std::make_unique<Counted>(services_.counts.router);
     coordinator_ = std::make_unique<Coordinator>(services_.counts);
     links_ = std::make_unique<CollectiveManager>(services_.counts);
@@ -120,6 +122,10 @@ void Deployment::launch(Done done) {
         log::warn("launch.xavier_alone", {{"model_uid", uid()}, {"reason", "one replica shares its KV with nobody"}});
         event("WARNING", "enable_xavier: one replica shares its KV with nobody");
     }
+    for (const std::string& warning : warnings_) {
+        log::warn("launch.warning", {{"model_uid", uid()}, {"warning", warning}});
+        event("WARNING", warning);
+    }
     for (const std::string& key : request_.ignored) log::info("launch.ignored_keyword", {{"model_uid", uid()}, {"key", key}});
     event("INFO", "launch of " + std::to_string(slots_.size()) + " replicas");
     launch_deadline_.expires_after(std::chrono::milliseconds(kLaunchTimeoutMs));
@@ -142,6 +148,7 @@ void Deployment::launch_prepared(model::ModelInfo model, std::string path, std::
     if (ending_ || !launch_done_) return;
     model_ = std::move(model);
     context_length_ = request_.max_model_len == 0 ? model_.context_length : std::min(request_.max_model_len, model_.context_length);
+    warnings_ = launch_warnings(request_, model_, false);  // its labels are what the registry filled in
     request_.model_path = std::move(path);
     worker_paths_ = std::move(paths);
     launch(std::exchange(launch_done_, nullptr));

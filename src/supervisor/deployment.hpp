@@ -143,6 +143,8 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     [[nodiscard]] const config::LaunchRequest& request() const { return request_; }
     [[nodiscard]] const model::ModelInfo& model() const { return model_; }
     [[nodiscard]] const std::shared_ptr<const registry::Resolved>& known() const { return known_; }
+    /// What the launch does not get of what it asked for, once the model's files are known.
+    [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
     [[nodiscard]] uint32_t context_length() const { return context_length_; }
     [[nodiscard]] const std::list<Slot>& slots() const { return slots_; }
     [[nodiscard]] const std::deque<Event>& events() const { return events_; }
@@ -200,6 +202,7 @@ class Deployment : public std::enable_shared_from_this<Deployment> {
     std::shared_ptr<const registry::Resolved> known_;
     std::map<std::string, std::string> worker_paths_;  ///< of the model's files, where they differ by worker
     uint32_t context_length_ = 0;
+    std::vector<std::string> warnings_;
     DeploymentState state_ = DeploymentState::kCreating;
     std::list<Slot> slots_;
     std::set<ReplicaId> ring_;  ///< slots the router has, some of them empty

@@ -1,7 +1,10 @@
 // Times the matrix products of whole models: every candidate with cold weights, chains of a decode step in one graph, the
 // tuning itself, the deterministic form. Built on request (target linear_bench); run on a GPU: linear_bench [detail file [part …]]; parts: tuning, chains,
-// table, deterministic, small.
+// table, turns, steady, deterministic, small.
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -133,6 +136,133 @@ void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
             for (const Choice& c : found)
                 std::fprintf(detail, "%s %s m %u: %s%s %.2f us\n", model.name, kNames[which], m, describe(c).c_str(),
                              c.kind == Kind::kLt ? (" answer " + std::to_string(at_of(c))).c_str() : "", static_cast<double>(c.microseconds));
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+}
+
+/// Products of many rows: the library, with norms left out and its SwiGLU as a kernel of its own, against the kernel for many rows in many
+/// forms. On a warm GPU, in turns: the medians.
+void turns(const Model& model, const std::vector<uint32_t>& rows, std::FILE* detail) {
+    const Weights weights(model, 1);
+    auto linear = must(LinearImpl::make(options(rows.back())));
+    Stream stream = must(make_stream());
+    const DeviceBuffer x = random_bf16(size_t{rows.back()} * model.ffn);
+    const DeviceBuffer out = must(DeviceBuffer::make(size_t{rows.back()} * std::max(model.qkv, model.ffn) * 2, "the bench"));
+    check(cudaMemset(out.data(), 0, out.size()), "fill");
+    Event begin, end;
+    cudaEvent_t made[2] = {};
+    for (cudaEvent_t& event : made) check(cudaEventCreate(&event), "an event");
+    begin = Event(made[0]);
+    end = Event(made[1]);
+    for (int which = 0; which < 4; ++which)
+        for (const uint32_t m : rows) {
+            Matrix matrix = weights.matrix(which, 0);
+            matrix.norm = nullptr;
+            must(linear->reserve(matrix));
+            std::vector<Choice> all;
+            for (const Choice& c : linear->candidates(matrix, m))
+                if (c.kind == Kind::kLt) all.push_back(c);
+            const size_t libraries = all.size();
+            for (uint8_t v = 0; v < bulk_shapes().size(); ++v)
+                for (const auto& [share_m, share_n] : {std::pair<uint8_t, uint8_t>{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}})
+                    for (const uint32_t band : {8u, 16u, 32u}) {
+                        Choice c;
+                        c.kind = Kind::kBulk;
+                        c.bulk = {v, share_m, share_n, static_cast<uint8_t>(band / share_m)};
+                        if (share_m * share_n > 2 || (m <= 256 && band != 16) || band * 128 > std::max(2048u, m) || (band != 16 && (share_n == 2 || share_m != 2 || v != 0)) || (v != 0 && share_n == 2) || (m > 1024 && v > 2)) continue;
+                        if (linear->takes(matrix, m, c)) all.push_back(c);
+                    }
+            const double guess = 2e-6 * m * matrix.n * matrix.k / 650;  // us
+            const auto links = static_cast<uint32_t>(std::clamp(3000 / guess, 2.0, 60.0));
+            std::vector<std::vector<float>> times(all.size());
+            for (int round = 0; round < 6; ++round)
+                for (size_t i = 0; i < all.size(); ++i) {
+                    check(cudaEventRecord(begin.get(), stream.get()), "time");
+                    for (uint32_t l = 0; l < links; ++l) check(linear->run_as({stream.get(), linear->pdl()}, matrix, x.data(), m, out.data(), all[i]), "run");
+                    check(cudaEventRecord(end.get(), stream.get()), "time");
+                    float ms = 0;
+                    check(cudaEventSynchronize(end.get()), "run");
+                    check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "time");
+                    if (round > 0) times[i].push_back(ms * 1000 / static_cast<float>(links));
+                }
+            for (size_t i = 0; i < all.size(); ++i) {
+                std::sort(times[i].begin(), times[i].end());
+                all[i].microseconds = times[i][times[i].size() / 2];
+                if (detail != nullptr)
+                    std::fprintf(detail, "%s %s m %u: %s %.2f us (%.2f-%.2f) %.0f TF\n", model.name, kNames[which], m, describe(all[i]).c_str(), static_cast<double>(all[i].microseconds),
+                                 static_cast<double>(times[i].front()), static_cast<double>(times[i].back()), 2e-6 * m * matrix.n * matrix.k / static_cast<double>(all[i].microseconds));
+            }
+            const double first = static_cast<double>(all.front().microseconds);
+            const auto quicker = [](const Choice& a, const Choice& b) { return a.microseconds < b.microseconds; };
+            std::sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(libraries), quicker);
+            std::sort(all.begin() + static_cast<std::ptrdiff_t>(libraries), all.end(), quicker);
+            std::printf("%-4s %-7s m%-5u lt first %.1f best %.1f", model.name, kNames[which], m, first, static_cast<double>(all.front().microseconds));
+            for (size_t i = libraries; i < std::min(all.size(), libraries + 3); ++i)
+                std::printf(" | %s %.1f (%.3f)", describe(all[i]).c_str(), static_cast<double>(all[i].microseconds), static_cast<double>(all[i].microseconds) / static_cast<double>(all.front().microseconds));
+            std::printf("\n");
+            std::fflush(stdout);
+        }
+}
+
+/// The clock of the first GPU by NVML; 0 where there is none.
+class Meter {
+  public:
+    Meter() {
+        void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        if (library == nullptr) return;
+        const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+        const auto device = reinterpret_cast<int (*)(unsigned, void**)>(dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
+        clock_ = reinterpret_cast<int (*)(void*, int, unsigned*)>(dlsym(library, "nvmlDeviceGetClockInfo"));
+        if (init == nullptr || device == nullptr || init() != 0 || device(0, &device_) != 0) clock_ = nullptr;
+    }
+    [[nodiscard]] unsigned mhz() const {
+        unsigned v = 0;
+        if (clock_ != nullptr) clock_(device_, 1, &v);
+        return v;
+    }
+
+  private:
+    void* device_ = nullptr;
+    int (*clock_)(void*, int, unsigned*) = nullptr;
+};
+
+/// The same, each for a quarter of a second on end, so that the power it draws sets its clock.
+void steady(const Model& model, uint32_t m) {
+    const Meter meter;
+    const Weights weights(model, 1);
+    auto linear = must(LinearImpl::make(options(m)));
+    Stream stream = must(make_stream());
+    const DeviceBuffer x = random_bf16(size_t{m} * model.ffn);
+    const DeviceBuffer out = must(DeviceBuffer::make(size_t{m} * std::max(model.qkv, model.ffn) * 2, "the bench"));
+    check(cudaMemset(out.data(), 0, out.size()), "fill");
+    for (int which = 0; which < 4; ++which) {
+        Matrix matrix = weights.matrix(which, 0);
+        matrix.norm = nullptr;
+        must(linear->reserve(matrix));
+        std::vector<Choice> all;
+        for (const Choice& c : linear->candidates(matrix, m))
+            if (c.kind == Kind::kLt) all.push_back(c);
+        for (const auto& [v, share_m, share_n] : {std::array<uint8_t, 3>{0, 1, 1}, {0, 2, 1}, {0, 1, 2}, {2, 2, 1}}) {
+            Choice c;
+            c.kind = Kind::kBulk;
+            c.bulk = {v, share_m, share_n, static_cast<uint8_t>(16 / share_m)};
+            all.push_back(c);
+        }
+        std::printf("%s %s m%u steady:", model.name, kNames[which], m);
+        for (const Choice& c : all) {
+            const auto links = static_cast<int>(10000 / (2e-6 * m * matrix.n * matrix.k / 650)) + 1;  // about 10 ms
+            const auto turn = [&] {
+                for (int l = 0; l < links; ++l) check(linear->run_as({stream.get(), linear->pdl()}, matrix, x.data(), m, out.data(), c), "run");
+                check(cudaStreamSynchronize(stream.get()), "run");
+            };
+            for (int i = 0; i < 8; ++i) turn();
+            const auto began = std::chrono::steady_clock::now();
+            unsigned clocks = 0;
+            for (int i = 0; i < 15; ++i) turn(), clocks += meter.mhz();
+            const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count();
+            std::printf(" | %s %.1f us %u MHz", describe(c).c_str(), us / (15.0 * links), clocks / 15);
         }
         std::printf("\n");
         std::fflush(stdout);
@@ -325,6 +455,11 @@ int main(int argc, char** argv) {
         table(kQwen06, rows, detail);
         table(kLlama8, rows, detail);
     }
+    if (wanted("turns")) {
+        turns(kLlama8, {128, 256, 512, 4096}, detail);
+        turns(kQwen06, {256, 1024, 4096}, detail);
+    }
+    if (wanted("steady")) steady(kLlama8, 4096);
     if (wanted("deterministic")) {
         deterministic(kQwen06);
         deterministic(kLlama8);

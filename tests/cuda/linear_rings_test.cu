@@ -72,6 +72,45 @@ TEST(Linear, EveryRing) {
     every_ring<__half>(Elem::kF16, 8000);
 }
 
+/// A form of the ring kernel: what differs in which warps and blocks touch the same memory.
+struct RingForm {
+    const char* name;
+    uint8_t splits;
+    uint8_t share;
+    bool norm;
+    friend void PrintTo(const RingForm& form, std::ostream* out) { *out << form.name; }
+};
+
+/// One product of each form by each tile, as small as goes that still uses every stage twice: for checkers. Each is a test of its own, so that
+/// a run can be cut to some of them: racecheck takes seconds for Plain and Normed, but does not end on the others, where the blocks of
+/// a cluster wait for each other.
+class RingForms : public ::testing::TestWithParam<std::tuple<size_t, RingForm>> {};
+
+TEST_P(RingForms, MatchFloat64) {
+    NEEDS_GPU();
+    const auto& [variant, form] = GetParam();
+    RingLimits limits;
+    ASSERT_EQ(ring_prepare(Elem::kBF16, limits), cudaSuccess);
+    if (limits.shared_bytes == 0) GTEST_SKIP() << "no sm_90 code or device here";
+    const Shape shape = {ring_shapes()[variant].cols * uint32_t{form.share}, 264u * form.splits, kStore, form.norm, true};
+    const uint32_t m = 9;
+    Case<__nv_bfloat16> c(shape, m, seed_of_run() + 16000);
+    const Product product = {Elem::kBF16, c.matrix, c.x(), m, c.out()};
+    const RingConfig config = {static_cast<uint8_t>(variant), form.splits, form.share, 2, 2, form.norm};
+    ASSERT_TRUE(ring_takes(product, config, limits));
+    c.prepare(m);
+    ASSERT_EQ(ring({}, product, config, limits), cudaSuccess);
+    EXPECT_EQ(c.check(m, tolerance(Elem::kBF16, shape, m)), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, RingForms,
+                         ::testing::Combine(::testing::Range<size_t>(0, ring_shapes().size()),
+                                            ::testing::Values(RingForm{"Plain", 1, 1, false}, RingForm{"Normed", 1, 1, true}, RingForm{"Cut", 2, 1, false},
+                                                              RingForm{"CutNormed", 2, 1, true}, RingForm{"Shared", 1, 2, false}, RingForm{"CutShared", 2, 2, true})),
+                         [](const auto& info) {
+                             return std::string(std::get<1>(info.param).name) + std::to_string(ring_shapes()[std::get<0>(info.param)].cols);
+                         });
+
 /// Slabs of every shape, cut in every way, on tails of every size: of k, of the columns, of the rows.
 template <class T>
 void every_slab(Elem elem, uint32_t salt) {

@@ -332,7 +332,7 @@ Choices some_choices() {
         key.n = 64 * (i + 1);
         key.k = 8 * (i + 3);
         Choice choice;
-        choice.kind = static_cast<Kind>(i % 7);
+        choice.kind = static_cast<Kind>(i % 8);
         choice.gemv = {static_cast<uint8_t>(i % gemv_shapes().size()), static_cast<uint8_t>(1u << i % 4)};
         choice.tile = {static_cast<uint8_t>(i % tile_shapes().size()), static_cast<uint8_t>(1u << i % 4), i % 5 == 0, i % 7 == 0};
         choice.direct = {static_cast<uint8_t>(i % direct_shapes().size()), static_cast<uint8_t>(1 + i % 8), 1};
@@ -340,6 +340,7 @@ Choices some_choices() {
                        static_cast<uint8_t>(2 + i), static_cast<uint8_t>(2 + i % 9), i % 2 == 0};
         choice.held = static_cast<uint8_t>(i % held_shapes().size());
         choice.slab = {static_cast<uint8_t>(i % slab_shapes().size()), static_cast<uint8_t>(1 + i % 12), static_cast<uint8_t>(1u << i % 3), i % 2 == 0};
+        choice.bulk = {static_cast<uint8_t>(i % bulk_shapes().size()), static_cast<uint8_t>(1u << i % 3), static_cast<uint8_t>(1u << i % 2), static_cast<uint8_t>(1 + i)};
         choice.microseconds = static_cast<float>(i) * 1.5f;
         for (uint64_t& word : choice.algo) word = random();
         choices[{key, i % kBuckets}] = choice;
@@ -392,6 +393,10 @@ TEST(LinearCache, HostileBytesStayWithinBounds) {
             ASSERT_LT(choice.ring.variant, ring_shapes().size());
             ASSERT_LT(choice.held, held_shapes().size());
             ASSERT_LT(choice.slab.variant, slab_shapes().size());
+            ASSERT_LT(choice.bulk.variant, bulk_shapes().size());
+            ASSERT_LE(choice.bulk.share_m, 4);
+            ASSERT_LE(choice.bulk.share_n, 2);
+            ASSERT_GT(choice.bulk.share_m * choice.bulk.share_n * choice.bulk.band, 0);
             ASSERT_GT(choice.direct.slices * choice.direct.tiles, 0);
             ASSERT_LE(choice.gemv.k_warps, 8);
             ASSERT_LE(choice.tile.splits, 8);

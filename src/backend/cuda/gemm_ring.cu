@@ -35,7 +35,7 @@ bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 
 
 uint32_t shared_bytes(const RingEntry& entry, RingConfig config, uint32_t k) {
     const uint32_t rings = config.w_stages * entry.stage_w + config.x_stages * entry.stage_x;
-    const uint32_t factors = config.norm_fused ? ceil_div(ceil_div(k, kRingDepth), config.splits) * kRingDepth * 2 + 256 : 0;
+    const uint32_t factors = config.norm_fused ? ceil_div(ceil_div(k, kRingDepth), config.splits) * kRingDepth * 2 + 512 : 0;
     return entry.header + rings + (config.splits > 1 ? entry.sum_bytes : 0) + factors;
 }
 

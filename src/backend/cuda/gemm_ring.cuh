@@ -117,7 +117,7 @@ struct RingPlace {
     uint32_t w_ring;
     uint32_t x_ring;
     uint32_t sums;    // [splits, rows each part finishes, kSumStride] f32: what the parts of k send each other; behind a row's sums its square
-    uint32_t factors; // [tile1 - tile0, 64] T: the norm's weight; behind it [rows] f32: squares of the rows
+    uint32_t factors; // [tile1 - tile0, 64] T: the norm's weight; behind it [2, rows] f32: squares of the rows, of every other unit
     uint32_t mate;    // which of those that share
     uint32_t first;   // rank of the first of them
     uint32_t part;    // of k
@@ -146,7 +146,8 @@ struct RingPlace {
     [[nodiscard]] __device__ uint32_t x_full(uint32_t stage) const { return header + 512 + stage * 8; }
     [[nodiscard]] __device__ uint32_t x_empty(uint32_t stage) const { return header + 640 + stage * 8; }
     [[nodiscard]] __device__ uint32_t x_ready(uint32_t stage) const { return header + 768 + stage * 8; }  // scaled
-    [[nodiscard]] __device__ uint32_t squares() const { return factors + (tile1 - tile0) * kRingDepth * 2; }
+    /// Those that scale may be done with a whole unit before the last has read the squares of the one ahead.
+    [[nodiscard]] __device__ uint32_t squares(uint32_t odd) const { return factors + (tile1 - tile0) * kRingDepth * 2 + odd * S::kRows * 4; }
     [[nodiscard]] __device__ uint32_t sums_full() const { return header + 248; }
     /// Rows of the tile that each part of k finishes, as a power of two.
     [[nodiscard]] __device__ uint32_t part_rows_log2() const { return (MW == 1 ? 6 : 7) - a.splits_log2; }
@@ -438,9 +439,10 @@ __device__ __forceinline__ void ring_scale(const RingPlace<MW, N>& place, unsign
     const uint32_t thread = threadIdx.x - S::kThreads;
     unsigned char* factors = shared + (place.factors - place.header);
     ring_factors<T, MW, N>(place, factors, thread);
-    float* squares = reinterpret_cast<float*>(shared + (place.squares() - place.header));
+    float* squares = reinterpret_cast<float*>(shared + (place.squares(0) - place.header));
     Turn turn;
-    for (uint32_t unit = place.unit0; unit < place.a.units; unit += place.unit_step) {
+    uint32_t odd = 0;
+    for (uint32_t unit = place.unit0; unit < place.a.units; unit += place.unit_step, odd ^= 1) {
         float square = 0;
 #pragma unroll 1
         for (uint32_t t = 0; t < place.tile1 - place.tile0; ++t) {
@@ -452,7 +454,7 @@ __device__ __forceinline__ void ring_scale(const RingPlace<MW, N>& place, unsign
             turn.next(place.a.x_stages);
         }
         square += __shfl_xor_sync(0xffffffffu, square, 1);
-        if ((thread & 1) == 0) squares[thread >> 1] = square;
+        if ((thread & 1) == 0) squares[odd * S::kRows + (thread >> 1)] = square;
         dev::named_sync(3, 2 * S::kConsumers);
     }
 }
@@ -460,7 +462,7 @@ __device__ __forceinline__ void ring_scale(const RingPlace<MW, N>& place, unsign
 /// One tile's sums over this block's part of k, and with a norm the square of row lane / 2 of the warp's.
 template <class T, int MW, int N, bool NORM>
 __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsigned char* shared, float (&acc)[N / 2], Turn& w_turn, Turn& x_turn,
-                                           uint32_t group) {
+                                           uint32_t group, uint32_t odd) {
     using S = RingShape<MW, N>;
     const RingArgs& a = place.a;
     // Operands by their low words, and those in a form that the compiler knows to be the same in all lanes.
@@ -502,7 +504,7 @@ __device__ __forceinline__ float ring_sums(const RingPlace<MW, N>& place, unsign
     place.release(place.x_empty(x_before), MW == 1);
     if (!NORM) return 0;
     dev::named_sync(3, 2 * S::kConsumers);
-    return reinterpret_cast<const float*>(shared + (place.squares() - place.header))[threadIdx.x >> 1];
+    return reinterpret_cast<const float*>(shared + (place.squares(odd) - place.header))[threadIdx.x >> 1];
 }
 
 template <class T, int MW, int N, bool NORM>
@@ -517,12 +519,13 @@ __device__ __forceinline__ void ring_consume(const RingPlace<MW, N>& place, unsi
     dev::wait_for_earlier();
     Turn w_turn;
     Turn x_turn;
-    for (uint32_t unit = place.unit0; unit < a.units; unit += place.unit_step) {
+    uint32_t odd = 0;
+    for (uint32_t unit = place.unit0; unit < a.units; unit += place.unit_step, odd ^= 1) {
         uint32_t mt = 0;
         uint32_t nt = 0;
         place.tile_of(unit, mt, nt);
         float acc[N / 2];
-        const float square = ring_sums<T, MW, N, NORM>(place, shared, acc, w_turn, x_turn, group);
+        const float square = ring_sums<T, MW, N, NORM>(place, shared, acc, w_turn, x_turn, group, odd);
         const uint32_t local = (warp * 16) + (lane >> 2);  // of the block's rows: the warps of a group follow each other
         if (a.splits_log2 == 0) {
             float scale[2] = {1.0f, 1.0f};

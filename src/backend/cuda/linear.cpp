@@ -14,6 +14,7 @@ constexpr uint32_t kRowsLimit = 1u << (kBuckets - 1);
 constexpr uint32_t kChunk = 256;  // elements of k a warp of the matrix-vector kernel reads at once
 constexpr uint32_t kAnswers = 5;     // of the library that are measured: its later ones were the quickest by 1.2 % at most, and each is a kernel to load
 constexpr uint32_t kAnswersFew = 3;  // up to 32 rows
+constexpr uint32_t kFewRows = 64;   // up to which the kernel for many rows is not among the candidates
 
 bool needs_wide(const Matrix& matrix) { return matrix.out == Out::kSwiGlu; }
 
@@ -48,6 +49,7 @@ Expected<std::unique_ptr<LinearImpl>> LinearImpl::make(const LinearOptions& opti
     BATON_CUDA_TRY(held_prepare(options.elem, linear->held_most_), "preparing the product kernels");
     BATON_CUDA_TRY(slab_prepare(options.elem, linear->slab_most_), "preparing the product kernels");
     BATON_CUDA_TRY(ring_prepare(options.elem, linear->ring_limits_), "preparing the product kernels");
+    BATON_CUDA_TRY(bulk_prepare(options.elem, linear->bulk_limits_), "preparing the product kernels");
     BATON_TRY_ASSIGN(linear->lt_, Lt::create());
     linear->identity_ = {properties.name, Lt::version()};
     linear->cached_ = load_choices(options.cache_folder, linear->identity_);
@@ -102,17 +104,15 @@ void LinearImpl::choose(const Matrix& matrix, uint32_t m, uint32_t i) {
 
 uint32_t LinearImpl::rows_of(uint32_t bucket) const { return std::min(options_.rows_max, 1u << bucket); }
 
-uint32_t LinearImpl::chunk_rows(const Matrix& matrix) const {
-    const size_t row = 2 * size_t{std::max(matrix.norm != nullptr ? matrix.k : 1, needs_wide(matrix) ? matrix.n : 1)};
-    size_t rows = std::max<size_t>(1, kScratchMax / row);
+uint32_t LinearImpl::chunk_rows(uint32_t width) const {
+    size_t rows = std::max<size_t>(1, kScratchMax / (2 * size_t{width}));
     if (rows > 256) rows = rows / 256 * 256;
     return static_cast<uint32_t>(std::min<size_t>(options_.rows_max, rows));
 }
 
 Expected<void> LinearImpl::reserve(const Matrix& matrix) {
-    const size_t rows = chunk_rows(matrix);
-    const size_t normed = matrix.norm != nullptr ? rows * matrix.k * 2 : 0;
-    const size_t wide = needs_wide(matrix) ? rows * matrix.n * 2 : 0;
+    const size_t normed = matrix.norm != nullptr ? size_t{chunk_rows(matrix.k)} * matrix.k * 2 : 0;
+    const size_t wide = needs_wide(matrix) ? size_t{chunk_rows(matrix.n)} * matrix.n * 2 : 0;
     if (normed > normed_.size()) {
         normed_ = DeviceBuffer();
         BATON_TRY_ASSIGN(normed_, DeviceBuffer::make(normed, "normalised rows"));
@@ -134,6 +134,7 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
         case Kind::kDirect: return !options_.deterministic && direct_takes(product, choice.direct);
         case Kind::kHeld: return !options_.deterministic && held_takes(product, choice.held, held_most_);
         case Kind::kSlab: return !options_.deterministic && slab_takes(product, choice.slab, slab_most_);
+        case Kind::kBulk: return !options_.deterministic && bulk_takes(product, choice.bulk, bulk_limits_);
         case Kind::kRing: return !options_.deterministic && ring_takes(product, choice.ring, ring_limits_);
         case Kind::kTile:
             if (options_.deterministic &&
@@ -292,7 +293,7 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
                     if (w_stages < std::min(each, 3u) || w_stages < 2 || (x_most <= 4 && !resident)) continue;
                     const auto add = [&](bool norm_fused) {
                         // The factors of x lie in shared memory as well.
-                        const uint32_t taken = x_bytes + (norm_fused ? each * 128 + 256 : 0);
+                        const uint32_t taken = x_bytes + (norm_fused ? each * 128 + 512 : 0);
                         const uint32_t w_now = taken < room ? std::min(w_stages, (room - taken) / stage_w) : 0;
                         // Where x is much beside the weights, two neighbours bring it for each other.
                         for (const uint32_t share : {1u, 2u}) {
@@ -319,6 +320,38 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
         if (f.cost <= 2.5 * least) found.push_back(f.choice);
 }
 
+void LinearImpl::add_bulk(const Product& product, std::vector<Choice>& found) const {
+    if (bulk_limits_.shared_bytes == 0) return;
+    const Matrix& matrix = product.matrix;
+    // What it was quicker at than the library: SwiGLU, which is a kernel of its own else, and few tiles with nothing to add to.
+    if (matrix.out != Out::kSwiGlu && (matrix.out != Out::kStore || product.m > 512)) return;
+    const auto shapes = bulk_shapes();
+    struct Found {
+        Choice choice;
+        double cost;
+    };
+    std::vector<Found> all;
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const uint32_t cols = matrix.out == Out::kSwiGlu ? shapes[v].cols / 2u : shapes[v].cols;
+        for (const uint8_t share : {uint8_t{1}, uint8_t{2}}) {
+            if (share == 1 && product.m > 1024) continue;  // neighbours that share save power
+            Choice choice;
+            choice.kind = Kind::kBulk;
+            choice.bulk = {static_cast<uint8_t>(v), share, 1, static_cast<uint8_t>(16 / share)};
+            if (!bulk_takes(product, choice.bulk, bulk_limits_)) continue;
+            const uint32_t clusters = bulk_limits_.clusters[share - 1];
+            const uint32_t units = ceil_div(ceil_div(product.m, 128), share) * ceil_div(result_columns(matrix), cols);
+            // Turns of the whole GPU, each as long as a tile is wide; narrow tiles ask more of shared memory.
+            const double cost = ceil_div(units, clusters) * (shapes[v].cols + 24.0);
+            least = std::min(least, cost);
+            all.push_back({choice, cost});
+        }
+    }
+    for (const Found& f : all)
+        if (f.cost <= 1.05 * least) found.push_back(f.choice);
+}
+
 std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) const {
     const Product product = product_of(matrix, nullptr, m, nullptr);
     std::vector<Choice> found;
@@ -333,6 +366,7 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
             found.push_back(choice);
         }
     }
+    if (!options_.deterministic && m > kFewRows) add_bulk(product, found);
     const size_t others = found.size();
     // Rows at which rings were the quickest in whole steps: with fewer the direct kernels are, with more the library.
     if (!options_.deterministic && m > 16 && m <= 64) add_ring(product, found);
@@ -377,7 +411,7 @@ cudaError_t LinearImpl::run_as(const Launch& launch, const Matrix& matrix, const
     const bool normed = matrix.norm != nullptr && !fused;
     const bool wide = needs_wide(matrix) && choice.kind == Kind::kLt;
     if (!normed && !wide) return run_rows(launch, matrix, x, m, out, choice);
-    const uint32_t chunk = chunk_rows(matrix);
+    const uint32_t chunk = std::min(normed ? chunk_rows(matrix.k) : options_.rows_max, wide ? chunk_rows(matrix.n) : options_.rows_max);
     if ((normed && normed_.size() < size_t{chunk} * matrix.k * 2) || (wide && wide_.size() < size_t{chunk} * matrix.n * 2))
         return cudaErrorInvalidValue;
     const size_t out_row = size_t{result_columns(matrix)} * (matrix.out == Out::kF32 ? 4 : 2);
@@ -409,6 +443,7 @@ cudaError_t LinearImpl::run_rows(const Launch& launch, const Matrix& matrix, con
     if (choice.kind == Kind::kHeld) return held(launch, product, choice.held);
     if (choice.kind == Kind::kSlab) return slab(launch, product, choice.slab);
     if (choice.kind == Kind::kRing) return ring(launch, product, choice.ring, ring_limits_);
+    if (choice.kind == Kind::kBulk) return bulk(launch, product, choice.bulk, bulk_limits_);
     if (const auto e = lt_->run(launch.stream, product, choice.algo); e != cudaSuccess) return e;
     if (matrix.bias == nullptr || Lt::takes_bias(matrix)) return cudaSuccess;
     return add_bias_f32(launch, options_.elem, matrix.bias, m, matrix.n, static_cast<float*>(out));

@@ -39,7 +39,7 @@ struct LinearOptions {
     std::string cache_folder;     ///< tuned choices per GPU, library versions and shape; empty: not kept
 };
 
-/// Runs the matrix products of a model: own GEMV and skinny kernels for few rows, cuBLASLt for many, norms, SwiGLU and
+/// Runs the matrix products of a model: own GEMV and skinny kernels for few rows, cuBLASLt or an own kernel for many, norms, SwiGLU and
 /// residuals fused where the chosen kernel can and as kernels of their own where it cannot. One thread; one device.
 class Linear {
   public:

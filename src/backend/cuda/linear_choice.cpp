@@ -16,7 +16,7 @@ namespace baton::backend::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'b', 'a', 't', 'o', 'n', 'L', 'i', 'n'};
-constexpr uint32_t kVersion = 6;  // raise it when a kernel's meaning or speed changes
+constexpr uint32_t kVersion = 7;  // raise it when a kernel's meaning or speed changes
 constexpr uint32_t kRecordsMax = 4096;
 constexpr size_t kGpuMax = 256;
 constexpr size_t kFileMax = size_t{1} << 20;
@@ -94,6 +94,7 @@ void write_record(Writer& out, const ShapeKey& key, uint32_t bucket, const Choic
     out.put(choice.held);
     for (uint8_t part : {choice.slab.variant, choice.slab.slices, choice.slab.splits}) out.put(part);
     out.put(static_cast<uint8_t>(choice.slab.late ? 1 : 0));
+    for (uint8_t part : {choice.bulk.variant, choice.bulk.share_m, choice.bulk.share_n, choice.bulk.band}) out.put(part);
     out.put(choice.microseconds);
     for (uint64_t word : choice.algo) out.put(word);
 }
@@ -122,13 +123,16 @@ bool read_record(Reader& in, Choices& choices) {
     choice.held = in.get<uint8_t>();
     for (uint8_t* part : {&choice.slab.variant, &choice.slab.slices, &choice.slab.splits}) *part = in.get<uint8_t>();
     const auto slab_flags = in.get<uint8_t>();
+    for (uint8_t* part : {&choice.bulk.variant, &choice.bulk.share_m, &choice.bulk.share_n, &choice.bulk.band}) *part = in.get<uint8_t>();
     choice.microseconds = in.get<float>();
     for (uint64_t& word : choice.algo) word = in.get<uint64_t>();
-    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 6 || tile_flags > 3 || ring_flags > 1 || slab_flags > 1) return false;
+    if (!in.ok() || elem > 1 || kind_of_out > 3 || flags > 7 || bucket >= kBuckets || kind > 7 || tile_flags > 3 || ring_flags > 1 || slab_flags > 1) return false;
     choice.ring.norm_fused = ring_flags != 0;
     choice.slab.late = slab_flags != 0;
     if (choice.held >= held_shapes().size() || choice.ring.variant >= ring_shapes().size() || choice.ring.splits == 0 || choice.ring.share == 0) return false;
     if (choice.slab.variant >= slab_shapes().size() || choice.slab.slices == 0 || choice.slab.splits == 0) return false;
+    if (choice.bulk.variant >= bulk_shapes().size() || choice.bulk.band == 0) return false;
+    if (!std::has_single_bit(choice.bulk.share_m) || choice.bulk.share_m > 4 || !std::has_single_bit(choice.bulk.share_n) || choice.bulk.share_n > 2) return false;
     if (!(choice.microseconds >= 0.0f && choice.microseconds < 1e9f)) return false;
     if (choice.gemv.variant >= gemv_shapes().size() || choice.tile.variant >= tile_shapes().size()) return false;
     if (!std::has_single_bit(choice.gemv.k_warps) || choice.gemv.k_warps > 8) return false;
@@ -174,6 +178,9 @@ std::string describe(const Choice& choice) {
             return "slab " + std::to_string(shape.x_tiles * 16) + "x" + std::to_string(shape.w_tiles * 8) + " k" +
                    std::to_string(choice.slab.slices) + " s" + std::to_string(choice.slab.splits) + (choice.slab.late ? " late" : "");
         }
+        case Kind::kBulk:
+            return "bulk 128x" + std::to_string(bulk_shapes()[choice.bulk.variant].cols) + " share" + std::to_string(choice.bulk.share_m) + "," +
+                   std::to_string(choice.bulk.share_n) + " band" + std::to_string(choice.bulk.band);
         case Kind::kTile: {
             const TileShape shape = tile_shapes()[choice.tile.variant];
             return "tile " + std::to_string(shape.rows) + "x" + std::to_string(shape.cols) + " s" +

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "backend/cuda/linear_bulk.hpp"
 #include "backend/cuda/linear_held.hpp"
 #include "backend/cuda/linear_lt.hpp"
 #include "backend/cuda/linear_ring.hpp"
@@ -14,7 +15,7 @@
 
 namespace baton::backend::cuda {
 
-enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3, kRing = 4, kHeld = 5, kSlab = 6 };
+enum class Kind : uint8_t { kLt = 0, kGemv = 1, kTile = 2, kDirect = 3, kRing = 4, kHeld = 5, kSlab = 6, kBulk = 7 };
 
 /// How a product runs at one bucket of m.
 struct Choice {
@@ -24,6 +25,7 @@ struct Choice {
     DirectConfig direct;
     RingConfig ring;
     SlabConfig slab;
+    BulkConfig bulk;
     uint8_t held = 0;        ///< variant
     LtAlgo algo = {};
     float microseconds = 0;  ///< as tuned; 0: not measured

@@ -64,8 +64,8 @@ class LinearImpl final : public Linear {
     [[nodiscard]] bool valid(const Matrix& matrix) const;
     /// The largest m of a bucket within rows_max.
     [[nodiscard]] uint32_t rows_of(uint32_t bucket) const;
-    /// Rows handled at once where intermediate rows are kept.
-    [[nodiscard]] uint32_t chunk_rows(const Matrix& matrix) const;
+    /// Rows handled at once where rows of `width` elements are kept between two kernels.
+    [[nodiscard]] uint32_t chunk_rows(uint32_t width) const;
     [[nodiscard]] Choice untuned(const Matrix& matrix, uint32_t m) const;
     void add_gemv(const Product& product, std::vector<Choice>& found) const;
     void add_direct(const Product& product, std::vector<Choice>& found) const;
@@ -73,12 +73,15 @@ class LinearImpl final : public Linear {
     void add_ring(const Product& product, std::vector<Choice>& found) const;
     void add_slab(const Product& product, std::vector<Choice>& found) const;
     void add_held(const Product& product, std::vector<Choice>& found) const;
+    void add_bulk(const Product& product, std::vector<Choice>& found) const;
     cudaError_t run_rows(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out, const Choice& choice);
     /// A candidate's time in a row of `links`, into `choice`; infinity where it does not run.
     Expected<void> screen(const Matrix& matrix, Bench& bench, uint32_t m, uint32_t links, Choice& choice);
     /// The same, more exactly, as a chain in a graph.
     Expected<void> measure(const Matrix& matrix, Bench& bench, uint32_t m, Choice& choice, float limit_us);
     Expected<std::vector<Choice>> measure_all(const Matrix& matrix, uint32_t m, Bench& bench);
+    /// Where the kernel for many rows is a candidate: times the quickest again, in turns on a warm GPU, and puts the quickest first.
+    Expected<void> settle(const Matrix& matrix, Bench& bench, uint32_t m, std::vector<Choice>& found);
     Expected<void> tune_bucket(const Matrix& matrix, Bench& bench, Entry& entry, uint32_t bucket);
     Expected<void> save();
 
@@ -88,12 +91,13 @@ class LinearImpl final : public Linear {
     std::unique_ptr<Lt> lt_;
     TileLimits limits_;
     RingLimits ring_limits_;
+    BulkLimits bulk_limits_;
     uint32_t slab_most_ = 0;  // bytes of shared memory, of a slab's block
     uint32_t held_most_ = 0;  // bytes of shared memory, of a held product's block
     uint32_t multiprocessors_ = 1;
     bool pdl_ = false;
-    DeviceBuffer normed_;  // [chunk_rows, k]
-    DeviceBuffer wide_;    // [chunk_rows, n] ahead of SwiGLU
+    DeviceBuffer normed_;  // [chunk_rows(k), k]
+    DeviceBuffer wide_;    // [chunk_rows(n), n] ahead of SwiGLU
     std::vector<std::unique_ptr<Entry>> entries_;
     double tuned_ms_ = 0;
     uint32_t measured_ = 0;
