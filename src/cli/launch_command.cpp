@@ -139,6 +139,8 @@ class LaunchWatch {
 };
 
 void warn_of_ignored(const Json& answer) {
+    if (const Json* warnings = member_of(answer, "warnings"); warnings != nullptr && warnings->is_array())
+        for (const Json& w : *warnings) complain("warning: " + printable(w.is_string() ? w.get<std::string>() : w.dump()));
     const Json* ignored = member_of(answer, "ignored_keywords");
     if (ignored == nullptr || !ignored->is_array()) return;
     for (const Json& key : *ignored) complain("warning: " + key.dump() + " means nothing to this server and is ignored");

@@ -206,6 +206,10 @@ Expected<void> parse_engine_keywords(const Json& body, LaunchRequest& request) {
         // Command lines send unknown options as they were typed: --max-model-len means max_model_len.
         std::string spelled = key;
         std::replace(spelled.begin(), spelled.end(), '-', '_');
+        // Options of our command line. As keywords they would be kept and mean nothing: no roles, where somebody asked for some.
+        if (spelled == "prefill" || spelled == "decode")
+            return bad("`" + key + "` is an option of the command line; here roles stand in replica_config, one entry a replica: "
+                           R"([{"role": "prefill", "devices": [{"worker_ip": "…"}]}, {"role": "decode", "devices": [{"worker_ip": "…"}]}])", key);
         Take take = nullptr;
         for (const Keyword& k : keywords())
             if (k.name == spelled) take = k.take;

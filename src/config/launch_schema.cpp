@@ -112,6 +112,7 @@ Json launch_schema(std::string_view replica_config_ref) {
         properties[std::string(f.name)] = std::move(schema);
     }
     add_keyword_schemas(properties);
+    for (const char* option : {"prefill", "decode"}) properties[option] = {{"type", "null"}, {"description", "an option of the command line; here roles stand in replica_config"}};
     // Keywords of other engines are accepted and ignored.
     Json out{{"type", "object"}, {"required", {"model_name", "model_engine"}}, {"properties", std::move(properties)}, {"additionalProperties", true}};
     out.update(literal(kConflict));

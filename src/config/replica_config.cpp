@@ -70,7 +70,7 @@ Expected<ReplicaConfigEntry> parse_entry(const Json& value, const std::string& w
     if (const Json* role = member(value, "role")) {
         const std::string name = role->is_string() ? role->get<std::string>() : std::string();
         if (name != "hybrid" && name != "prefill" && name != "decode")
-            return invalid("role must be 'hybrid', 'prefill' or 'decode'");
+            return invalid("role must be 'hybrid', 'prefill' or 'decode', got " + (role->is_string() ? in_quotes(name) : kind_of(*role)));
         entry.role = name == "prefill" ? Role::kPrefill : name == "decode" ? Role::kDecode : Role::kHybrid;
     }
     const auto devices = value.find("devices");
@@ -189,6 +189,9 @@ Expected<std::optional<ReplicaPlacement>> parse_added_replica(std::string_view b
     if (body.empty()) return std::nullopt;
     BATON_TRY_ASSIGN(const Json json, parse_json_text(body));
     if (!json.is_object()) return bad("the body must be a JSON object, got " + kind_of(json));
+    for (const auto& [key, value] : json.items())
+        if (!value.is_null() && (!is_control_key(key) || key == "worker_ip" || key == "gpu_idx" || key == "replica-config"))
+            return bad("a replica that is added takes replica_config or n_gpu, not " + in_quotes(key), key);
     BATON_TRY_ASSIGN(const auto replicas, parse_replica(json));
     if (replicas.value_or(1) != 1) return bad("replicas are added one at a time; `replica` must be 1", "replica");
     const Json* config = member(json, "replica_config");

@@ -39,7 +39,7 @@ std::string why_no_ip_port(std::string_view text) {
 std::string why_no_choice(const Rule& rule, std::string_view text) {
     for (const std::string_view c : rule.choices)
         if (rule.any_case ? equal_any_case(c, text) : c == text) return {};
-    return "must be " + choices_text(rule, "");
+    return "must be " + choices_text(rule, "") + ", got " + in_quotes(text);
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ std::string why_broken(const Rule& rule, std::string_view text) {
         case Rule::Form::kNotEmpty: return text.empty() ? "must not be empty" : "";
         case Rule::Form::kWord:
             return text.empty() || std::any_of(text.begin(), text.end(), unprintable) ? "must be non-empty and without spaces or control characters" : "";
-        case Rule::Form::kAbsolutePath: return text.empty() || text.front() == '/' ? "" : "must be an absolute path";
+        case Rule::Form::kAbsolutePath: return text.empty() || text.front() == '/' ? "" : "must be an absolute path, got " + in_quotes(text);
         case Rule::Form::kIpAddress: return why_no_address(text);
         case Rule::Form::kIpPort: return why_no_ip_port(text);
         case Rule::Form::kSecret: return text.empty() || text.size() >= kLinkSecretMin ? "" : "must have at least " + std::to_string(kLinkSecretMin) + " characters";

@@ -37,10 +37,10 @@ struct Rule {
 template <std::integral T>
 [[nodiscard]] std::string why_broken(const Rule& rule, T number) {
     if constexpr (std::is_signed_v<T>)
-        if (number < 0) return "must not be negative";
+        if (number < 0) return "must not be negative, got " + std::to_string(number);
     const auto n = static_cast<uint64_t>(number);
     if (n >= rule.min && (rule.max == 0 || n <= rule.max)) return {};
-    return rule.max == 0 ? "must be at least " + std::to_string(rule.min) : "must be within " + std::to_string(rule.min) + ".." + std::to_string(rule.max);
+    return (rule.max == 0 ? "must be at least " + std::to_string(rule.min) : "must be within " + std::to_string(rule.min) + ".." + std::to_string(rule.max)) + ", got " + std::to_string(number);
 }
 
 /// The part of a JSON schema (draft 2020-12) that says "a text that keeps the rule".

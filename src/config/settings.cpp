@@ -23,6 +23,9 @@ tl::unexpected<Error> wrong(std::string_view where, const std::string& why) {
     return fail(ErrorCode::kInvalidArgument, std::string(where) + " " + why, std::string(where));
 }
 
+/// `baton config show` leaves secrets out: its text is no configuration where there are some.
+tl::unexpected<Error> hidden(const std::string& where) { return wrong(where, "is a secret that `config show` does not show; put it there yourself"); }
+
 std::vector<std::string> split_commas(std::string_view text) {
     std::vector<std::string> out;
     while (!text.empty()) {
@@ -41,6 +44,15 @@ std::string digits(double whole) {
     return whole == 0 ? "0" : error == std::errc() ? std::string(text, end) : "";
 }
 
+/// What a value of a type looks like, for messages.
+template <class T>
+std::string_view expected() {
+    if constexpr (std::is_same_v<T, bool>) return "true or false";
+    else if constexpr (std::is_same_v<T, uint16_t>) return "a number of 0 to 65535";
+    else if constexpr (std::is_integral_v<T>) return "a number, not negative";
+    else return "text";
+}
+
 /// Takes one JSON value for a field; `where` is its path for the message.
 struct FromJson {
     S& settings;
@@ -49,6 +61,7 @@ struct FromJson {
 
     Expected<void> operator()(std::string S::*field) {
         if (!value.is_string()) return wrong(where, "must be a string, got " + kind_of(value));
+        if (value.get_ref<const std::string&>() == kHidden) return hidden(where);
         settings.*field = value.get<std::string>();
         return {};
     }
@@ -65,6 +78,7 @@ struct FromJson {
             if (objects ? !value[i].is_object() : !value[i].is_string())
                 return wrong(where + "[" + std::to_string(i) + "]",
                              std::string("must be ") + (objects ? "an object" : "a string") + ", got " + kind_of(value[i]));
+            if (value[i].is_string() && value[i].get_ref<const std::string&>() == kHidden) return hidden(where + "[" + std::to_string(i) + "]");
             out.push_back(objects ? value[i].dump() : value[i].get<std::string>());
         }
         settings.*field = std::move(out);
@@ -74,20 +88,11 @@ struct FromJson {
     Expected<void> operator()(T S::*field) {
         if (!value.is_number_integer() && !is_whole(value)) return wrong(where, "must be an integer, got " + kind_of(value));
         T v{};
-        if (!parse_number(value.is_number_integer() ? value.dump() : digits(value.get<double>()), v)) return wrong(where, "is out of range: " + value.dump());
+        if (!parse_number(value.is_number_integer() ? value.dump() : digits(value.get<double>()), v)) return wrong(where, "must be " + std::string(expected<T>()) + ", got " + value.dump());
         settings.*field = v;
         return {};
     }
 };
-
-/// What a value of a type looks like, for messages.
-template <class T>
-std::string_view expected() {
-    if constexpr (std::is_same_v<T, bool>) return "true or false";
-    else if constexpr (std::is_same_v<T, uint16_t>) return "a number of 0 to 65535";
-    else if constexpr (std::is_integral_v<T>) return "a number, not negative";
-    else return "text";
-}
 
 struct FromText {
     S& settings;

@@ -11,6 +11,9 @@
 
 namespace baton::config {
 
+/// What show_settings writes in the place of a secret. It has a space, so that no key can be that.
+inline constexpr std::string_view kHidden = "(not shown)";
+
 /// One setting through all its doors: the key of the JSON file, the environment variable, the option of the command
 /// line; what its value must be; its line in docs/CONFIG.md and its part of the JSON schema.
 struct Setting {

@@ -88,17 +88,23 @@ void ControlApi::launch(const Exchange& exchange, const std::string& body) {
     Json launched = {{"model_uid", ""}};
     if (!request->ignored.empty()) launched["ignored_keywords"] = request->ignored;
     if (!*wait)
-        accepted = [exchange, answered, launched](const std::string& uid) mutable {
+        accepted = [this, exchange, answered, launched](const std::string& uid) {
             *answered = true;
-            launched["model_uid"] = uid;
-            answer(*exchange, launched);
+            answer(*exchange, with_warnings(launched, uid));
         };
-    services_.deployments.launch(std::move(*request), std::move(accepted), [exchange, answered, launched](Expected<std::string> uid) mutable {
+    services_.deployments.launch(std::move(*request), std::move(accepted), [this, exchange, answered, launched](const Expected<std::string>& uid) {
         if (*answered) return;
         if (!uid) return respond_error(*exchange, uid.error());
-        launched["model_uid"] = *uid;
-        answer(*exchange, launched);
+        answer(*exchange, with_warnings(launched, *uid));
     });
+}
+
+/// The answer to a launch, with what it does not get of what it asked for.
+Json ControlApi::with_warnings(Json launched, const std::string& uid) const {
+    launched["model_uid"] = uid;
+    const auto d = services_.deployments.find(uid);
+    if (d && !d->warnings().empty()) launched["warnings"] = d->warnings();
+    return launched;
 }
 
 /// A launch that names its model by a version's text.

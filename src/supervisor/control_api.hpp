@@ -29,6 +29,7 @@ class ControlApi {
     void on_control(http::Router& router, const char* method, const char* pattern, http::Access access, Handler handler);
     void with_body(http::Router& router, const char* pattern, http::Router::Rule rule, ControlHandler handler);
     void launch(const Exchange& exchange, const std::string& body);
+    [[nodiscard]] Json with_warnings(Json launched, const std::string& uid) const;
     void launch_version(const Exchange& exchange, const std::string& body);
     void list_models(const Exchange& exchange);
     void list_for_anthropic(const Exchange& exchange);

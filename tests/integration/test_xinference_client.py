@@ -227,6 +227,12 @@ def test_what_the_log_says_of_a_launch(server, client, worker_ip):
     assert len(server.lines("launch.begin", model_uid="logged", engine="vLLM", served_by="baton", transfer_backend="xavier")) == 1
     assert len(server.lines("launch.transfer_backend", model_uid="logged", used="xavier")) == 1
     assert len(server.lines("launch.ignored_keyword", model_uid="logged", key="some_future_keyword")) == 1
+    answer = server.http.post("/v1/models", json={**keys, "model_uid": "asks", "max_model_len": 1 << 20, "quantization": "Q8_0"}).json()
+    assert len(answer["warnings"]) == len(server.lines("launch.warning", model_uid="asks")) >= 2
+    assert any("max_model_len 1048576 is beyond the model's context" in w for w in answer["warnings"]) and any("quantization is Q8_0" in w for w in answer["warnings"])
+    events = [e["event_content"] for e in server.http.get("/v1/models/asks/events").json() if e["event_type"] == "WARNING"]
+    assert set(answer["warnings"]) <= set(events)
+    client.terminate_model("asks")
     with pytest.raises(RuntimeError, match="Xavier V1 currently requires TP=1 and PP=1"):
         client.launch_model(**{**keys, "model_uid": "tp"}, tensor_parallel_size=2)
     client.terminate_model("logged")

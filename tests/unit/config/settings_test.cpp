@@ -37,8 +37,8 @@ TEST(SupervisorSettings, FileSetsFields) {
 TEST(SupervisorSettings, FileErrorsNameThePath) {
     EXPECT_EQ(file_error(R"({"prot":1})"), "/prot is not a setting");
     EXPECT_EQ(file_error(R"({"port":"1"})"), "/port must be an integer, got a string");
-    EXPECT_EQ(file_error(R"({"port":65536})"), "/port is out of range: 65536");
-    EXPECT_EQ(file_error(R"({"port":-1})"), "/port is out of range: -1");
+    EXPECT_EQ(file_error(R"({"port":65536})"), "/port must be a number of 0 to 65535, got 65536");
+    EXPECT_EQ(file_error(R"({"port":-1})"), "/port must be a number of 0 to 65535, got -1");
     EXPECT_EQ(file_error(R"({"api_keys":["a",5]})"), "/api_keys[1] must be a string, got an integer");
     EXPECT_EQ(file_error(R"({"deployments":["x"]})"), "/deployments[0] must be an object, got a string");
     EXPECT_EQ(file_error(R"({"strict_fields":"yes"})"), "/strict_fields must be true or false, got a string");
@@ -136,9 +136,42 @@ TEST(SupervisorSettings, EverySettingIsShownAndNoSecret) {
     for (size_t at = table.find("\n| `"); at != std::string::npos && std::islower(static_cast<unsigned char>(table[at + 4])) != 0; at = table.find("\n| `", at + 1), ++names)
         EXPECT_THAT(text, HasSubstr('"' + table.substr(at + 4, table.find('`', at + 4) - at - 4) + '"'));
     EXPECT_GT(names, 25u);
-    for (const char* shown : {R"("api_keys": 2)", R"("inference_api_keys": 1)", R"("link_secret": true)", R"("hub_token": true)", R"("auth_file": "/etc/users.json")", R"("model_name": "m")"})
+    for (const char* shown : {R"-("link_secret": "(not shown)")-", R"-("hub_token": "(not shown)")-", R"("auth_file": "/etc/users.json")", R"("model_name": "m")"})
         EXPECT_THAT(text, HasSubstr(shown));
     EXPECT_THAT(text, testing::Not(HasSubstr("the-")));
+    // It is no configuration: nobody must start a server with these as its keys.
+    SupervisorSettings again;
+    const auto taken = apply_file(again, text);
+    ASSERT_FALSE(taken);
+    EXPECT_THAT(taken.error().message, HasSubstr("api_keys[0] is a secret that `config show` does not show"));
+}
+
+TEST(SupervisorSettings, WhatIsShownIsAConfigurationWhereThereAreNoSecrets) {
+    SupervisorSettings s;
+    s.port = 1234;
+    s.cors_origins = {"https://a.example"};
+    s.deployments = {R"({"model_engine":"baton","model_name":"m"})"};
+    ASSERT_TRUE(check(s));
+    SupervisorSettings again;
+    const auto taken = apply_file(again, show_settings(s));
+    ASSERT_TRUE(taken) << taken.error().message;
+    ASSERT_TRUE(check(again));
+    EXPECT_TRUE(changed_settings(s, again).empty()) << testing::PrintToString(changed_settings(s, again));
+}
+
+TEST(SupervisorSettings, AnErrorHasTheValueThatIsWrong) {
+    const std::vector<std::pair<std::string, std::string>> wrong = {{"log_level", "verbose"}, {"log_format", "xml"}, {"http_threads", "65"}, {"text_threads", "0"}, {"port", "65536"},
+                                                                    {"advertise_address", "host"}, {"link_address", "host"}, {"model_root", "models"}, {"download_hub", "x"}, {"shutdown_timeout_ms", "-1"}};
+    for (const auto& [key, value] : wrong) {
+        const bool number = std::isdigit(static_cast<unsigned char>(value.back())) != 0;
+        for (const std::string& json : {"{\"" + key + "\": " + (number ? value : "\"" + value + "\"") + "}", std::string()}) {
+            SupervisorSettings s;
+            auto taken = json.empty() ? apply_text(s, key, value) : apply_file(s, json);
+            if (taken) taken = check(s);
+            ASSERT_FALSE(taken) << key;
+            EXPECT_THAT(taken.error().message, testing::AllOf(HasSubstr(key), HasSubstr("got "), HasSubstr(value))) << key;
+        }
+    }
 }
 
 std::string random_text(std::mt19937_64& random) {
