@@ -8,7 +8,37 @@
 #include <cerrno>
 #include <cstring>
 
+#include "baton/base/huge_pages.hpp"
+
 namespace baton {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/// Maps the beginning of a file, shared. Where it is larger than a huge page, the address is a multiple of one: the kernel maps huge
+/// pages of a file only where offsets and addresses agree.
+void* map_shared(int fd, size_t bytes, int protection) {
+    if (bytes < kHugePageBytes) return ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    const size_t size = round_up(bytes, kPageBytes);
+    void* reserved = ::mmap(nullptr, size + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) return MAP_FAILED;
+    auto* const begin = static_cast<std::byte*>(reserved);
+    auto* const at = begin + (round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) - reinterpret_cast<uintptr_t>(begin));
+    void* const mapped = ::mmap(at, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    const int error = errno;
+    if (mapped == MAP_FAILED) {
+        ::munmap(begin, size + kHugePageBytes);
+    } else {
+        if (at != begin) ::munmap(begin, static_cast<size_t>(at - begin));
+        ::munmap(at + size, kHugePageBytes - static_cast<size_t>(at - begin));
+    }
+    errno = error;
+    return mapped;
+}
+
+}  // namespace
 
 void UniqueFd::reset(int fd) {
     if (fd_ >= 0) ::close(fd_);
@@ -49,7 +79,7 @@ Expected<Mapping> Mapping::map_fd(int fd, size_t bytes, bool writable) {
     struct stat st {};
     if (::fstat(fd, &st) != 0 || static_cast<size_t>(st.st_size) < bytes)
         return fail(ErrorCode::kCorrupt, "shared memory object is smaller than described");
-    void* p = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    void* p = map_shared(fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
     if (p == MAP_FAILED)
         return fail(ErrorCode::kIo, std::string("cannot map shared memory: ") + std::strerror(errno));
     Mapping m;

@@ -6,6 +6,7 @@
 #include "baton/backend/backend.hpp"
 #include "baton/base/clock.hpp"
 #include "baton/base/fd.hpp"
+#include "baton/base/huge_pages.hpp"
 #include "baton/cli/bench.hpp"
 #include "baton/model/model.hpp"
 #include "cli/bench_cuda.hpp"
@@ -93,6 +94,7 @@ Expected<Speeds> measure(const BenchEngineOptions& o, const backend::Plan& plan,
     BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, options));
     BATON_TRY_ASSIGN(const UniqueFd fd, make_memfd("baton-bench", layout.pool_bytes()));
     BATON_TRY_ASSIGN(Mapping pool, Mapping::map_fd(fd.get(), layout.pool_bytes(), true));
+    gather_huge_pages(pool.mutable_bytes());  // as a replica's pool is
     BATON_TRY_ASSIGN(const auto backend, backend::make_cpu_backend(plan, options, pool.mutable_bytes()));
     speeds.load_ms = static_cast<double>(steady_now_us() - load_start) / 1000.0;
     speeds.backend = backend->describe();

@@ -18,6 +18,7 @@
 #include "baton/backend/backend.hpp"
 #include "baton/base/clock.hpp"
 #include "baton/base/fd.hpp"
+#include "baton/base/huge_pages.hpp"
 #include "baton/sched/sampler.hpp"
 #include "baton/worker/host_facts.hpp"
 #include "cli/bench_cuda.hpp"
@@ -97,6 +98,7 @@ class Rig {
         BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, options));
         BATON_TRY_ASSIGN(rig->memory_, make_memfd("baton-split", layout.pool_bytes()));
         BATON_TRY_ASSIGN(rig->pool_, Mapping::map_fd(rig->memory_.get(), layout.pool_bytes(), true));
+        gather_huge_pages(rig->pool_.mutable_bytes());  // as a replica's pool is
         BATON_TRY_ASSIGN(rig->backend_, backend::make_cpu_backend(plan, options, rig->pool_.mutable_bytes()));
         rig->blocks_.resize(options.blocks);
         std::iota(rig->blocks_.begin(), rig->blocks_.end(), 0u);

@@ -28,6 +28,7 @@ class CpuExecutor final : public Executor {
         size_t rows = 0;
         for (const pd::StepItem& item : plan.items) {
             slices_.push_back(slice_of(item));
+            pool_.will_use(item.blocks);
             rows += item.sample ? 1 : 0;
         }
         BATON_CHECK(rows * vocab() <= logits_.size());

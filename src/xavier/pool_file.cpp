@@ -9,6 +9,7 @@
 
 #include "baton/base/check.hpp"
 #include "baton/base/digest.hpp"
+#include "baton/base/huge_pages.hpp"
 #include "xavier/doorbell.hpp"
 #include "xavier/layout.hpp"
 #include "xavier/page_copy.hpp"
@@ -19,7 +20,6 @@ namespace {
 constexpr uint64_t kMagic = 0x314c4f4f504e5442;  // "BTNPOOL1"
 constexpr uint32_t kVersion = 1;
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kHugePageBytes = 2u << 20;
 constexpr size_t kSlotBytes = 64;  // a cache line each: offer id, progress word
 
 static_assert(std::atomic_ref<uint64_t>::is_always_lock_free && std::atomic_ref<uint32_t>::is_always_lock_free);
@@ -135,10 +135,11 @@ PoolFile::PoolFile(FilePlan plan, kv::PoolLayout layout, uint32_t progress_slots
       map_(std::move(map)),
       fd_(std::move(fd)),
       base_(map_.mutable_bytes().data()),
-      pool_(map_.mutable_bytes().subspan(plan.pool, plan.pool_bytes)) {}
+      pool_(map_.mutable_bytes().subspan(plan.pool, plan.pool_bytes)),
+      gatherer_(pool_, layout_) {}
 
 void PoolFile::initialise() {
-    // Only a wish: most systems have huge pages for shared memory switched off.
+    // Only a wish: most systems have huge pages for shared memory switched off, and gatherer_ asks again.
     if (!pool_.empty()) ::madvise(pool_.data(), pool_.size(), MADV_HUGEPAGE);
     const FileHeader header = header_of(plan_, layout_, progress_slots_);
     std::memcpy(base_, &header, sizeof header);

@@ -14,6 +14,7 @@
 #include "baton/kv/layout.hpp"
 #include "baton/pd/replica_core.hpp"
 #include "baton/xavier/mover.hpp"
+#include "xavier/pool_gatherer.hpp"
 #include "xavier/progress.hpp"
 
 /// The shared memory file of a pool, both ends of it. docs/XAVIER.md has the byte layout and the ordering argument.
@@ -63,6 +64,7 @@ class PoolFile final : public SharedPool {
     void close_progress(const pd::CloseProgress& close) override;
     void set_progress(uint32_t slot, uint32_t chunk_begin, uint32_t chunk_end, uint32_t layers) override;
     void set_generation(BlockId block, Generation generation) override;
+    void will_use(std::span<const BlockId> blocks) override { gatherer_.will_use(blocks); }
 
     // Transfer thread.
     [[nodiscard]] std::span<const std::byte> bytes() const { return pool_; }
@@ -95,6 +97,7 @@ class PoolFile final : public SharedPool {
     std::span<std::byte> pool_;
     mutable std::mutex mutex_;  ///< guards offers_; held while an extent of an offer is gathered
     std::map<OfferId, pd::OpenProgress> offers_;
+    PoolGatherer gatherer_;
 };
 
 /// The read-only end: a peer's pool. Whatever the peer writes into it, nothing outside the mapping is touched.

@@ -228,6 +228,7 @@ class Thread final : public TransferThread {
                        },
                        [&](pd::StartPull& c) {
                            channels_.expect(c.peer);
+                           own_.file().will_use(c.target_blocks);
                            puller_.start(std::move(c), steady_now());
                        },
                        [&](pd::CancelPull& c) { puller_.cancel(c.pull); },

@@ -42,7 +42,7 @@ class Mapping {
     ~Mapping();
     /// Maps a whole regular file read-only.
     static Expected<Mapping> map_file(const std::string& path);
-    /// Maps the first `bytes` of `fd`, shared, writable or read-only.
+    /// Maps the first `bytes` of `fd`, shared, writable or read-only; from the size of a huge page on at a multiple of one.
     static Expected<Mapping> map_fd(int fd, size_t bytes, bool writable);
     [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, bytes_}; }
     [[nodiscard]] std::span<std::byte> mutable_bytes() { return {data_, bytes_}; }

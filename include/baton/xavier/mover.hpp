@@ -50,6 +50,10 @@ class SharedPool {
     virtual void set_progress(uint32_t slot, uint32_t chunk_begin, uint32_t chunk_end, uint32_t layers) = 0;
     /// Mirrors a block's generation for readers.
     virtual void set_generation(BlockId block, Generation generation) = 0;
+
+    // Any thread.
+    /// These blocks are about to be written, or are in use: a pool in host memory gets huge pages a little ahead of that.
+    virtual void will_use(std::span<const BlockId> blocks) = 0;
 };
 
 /// The progress word of a chunk [chunk_begin, chunk_end) none of whose layers is done, for backend::Slice::progress_base:
