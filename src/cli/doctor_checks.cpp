@@ -23,6 +23,7 @@
 #include "baton/config/auth_file.hpp"
 #include "baton/config/launch.hpp"
 #include "baton/http/tls.hpp"
+#include "baton/hub/hub.hpp"
 #include "baton/model/model.hpp"
 #include "baton/worker/host_facts.hpp"
 #include "cli/user_files.hpp"
@@ -204,6 +205,23 @@ std::vector<Finding> check_certificate(const config::SupervisorSettings& setting
     return {{State::kGood, "TLS", facts->subject + names + ", " + std::to_string((facts->not_after - std::time(nullptr)) / 86'400) + " days left", ""}};
 }
 
+/// What the file says of the hub, where the environment does not; that is judged with it.
+std::vector<Finding> check_hub(const config::SupervisorSettings& settings) {
+    std::vector<Finding> out;
+    const auto hub = hub::settings_from([&](const char* name) -> const char* {
+        const std::string_view variable = name;
+        if (std::getenv(name) != nullptr || settings.hub_endpoint.empty()) return nullptr;
+        return variable == "HF_ENDPOINT" ? settings.hub_endpoint.c_str() : nullptr;
+    });
+    if (!hub) out.push_back({State::kBad, "hub_endpoint", settings.hub_endpoint + ": it must look like https://host[:port][/path]", "no model can be downloaded: correct it"});
+    const char* set = std::getenv("BATON_HUB_CA_FILE");
+    const bool from_environment = set != nullptr && *set != '\0';
+    const std::string path = from_environment ? set : settings.hub_ca_file;
+    if (!path.empty() && ::access(path.c_str(), R_OK) != 0)
+        out.push_back({State::kBad, from_environment ? "BATON_HUB_CA_FILE" : "hub_ca_file", path + " cannot be read", "no model can be downloaded: it must be a PEM file of certificates"});
+    return out;
+}
+
 std::vector<Finding> check_auth_file(const config::SupervisorSettings& settings) {
     if (settings.auth_file.empty()) return {};
     const auto bad = [](const std::string& why) { return std::vector<Finding>{{State::kBad, "auth_file", why, "the server will not start: docs/API.md shows the format"}}; };
@@ -234,7 +252,7 @@ std::vector<Finding> check_files(const config::SupervisorSettings& settings) {
         const bool there = std::filesystem::is_directory(settings.model_root, ignored) && ::access(settings.model_root.c_str(), R_OK | X_OK) == 0;
         out.push_back({there ? State::kGood : State::kBad, "model_root", settings.model_root + (there ? "" : ": no folder that can be read"), there ? "" : "correct it"});
     }
-    for (const auto& check : {check_certificate, check_auth_file, check_deployments})
+    for (const auto& check : {check_certificate, check_hub, check_auth_file, check_deployments})
         for (Finding& f : check(settings)) out.push_back(std::move(f));
     return out;
 }

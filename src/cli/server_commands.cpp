@@ -6,6 +6,7 @@
 
 #include "baton/config/replica_settings.hpp"
 #include "baton/config/settings.hpp"
+#include "baton/hub/hub.hpp"
 #include "baton/replica/replica.hpp"
 #include "baton/supervisor/supervisor.hpp"
 #include "baton/worker/worker.hpp"
@@ -44,6 +45,15 @@ Error with_option(Error e, const ServeOptions& o, size_t deployments) {
     return e;
 }
 
+/// The hub's settings of the environment, which workers and launches by name read: what is wrong with them is told at the start,
+/// not at the first download.
+Expected<void> check_hub_environment() {
+    const auto hub = hub::settings_from_environment();
+    if (hub) return {};
+    const bool named = hub.error().param != "download_hub";  // that is what the setting is called
+    return fail(ErrorCode::kInvalidArgument, (named ? "" : "BATON_DOWNLOAD_HUB: ") + hub.error().message, hub.error().param);
+}
+
 Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
     config::SupervisorSettings settings;
     settings.local_worker = o.local_worker;
@@ -60,6 +70,7 @@ Expected<config::SupervisorSettings> collect(const ServeOptions& o) {
         settings.deployments.push_back(std::move(body));
     }
     if (auto ok = config::check(settings); !ok) return fail(with_option(ok.error(), o, settings.deployments.size()));
+    BATON_TRY(check_hub_environment());
     return settings;
 }
 

@@ -85,9 +85,34 @@ def test_every_setting_is_described_with_its_default(schemas):
         assert schema["description"]
         if "default" in schema:
             validate.validate({name: schema["default"]})
-            if name not in ("api_keys", "inference_api_keys", "link_secret"):  # of those it is said how many there are
-                assert schema["default"] == shown[name], name
+            assert schema["default"] == shown[name], name
     assert schemas["settings"]["additionalProperties"] is False
+
+
+def test_what_is_shown_can_be_checked_again(tmp_path):
+    path = tmp_path / "shown.json"
+    path.write_text(baton("config", "show").stdout)
+    r = baton("config", "check", "--config", str(path))
+    assert (r.returncode, r.stdout) == (0, "good\n"), r.stderr
+    # Where there are secrets it is no configuration: nobody must start a server whose key everybody knows.
+    path.write_text(json.dumps({"api_keys": ["a-key"], "link_secret": "a-secret-of-the-links"}))
+    path.write_text(baton("config", "show", "--config", str(path)).stdout)
+    r = baton("config", "check", "--config", str(path))
+    assert r.returncode == 2 and "/api_keys[0] is a secret that `config show` does not show" in r.stderr
+
+
+@pytest.mark.parametrize("variable, value", [("BATON_DOWNLOAD_HUB", "x"), ("HF_ENDPOINT", "no address"), ("BATON_HUB_CA_FILE", "/no/such.pem")])
+def test_hub_settings_of_the_environment_are_judged(variable, value):
+    r = subprocess.run([harness.BINARY, "config", "check"], capture_output=True, text=True, env={**ENVIRONMENT, variable: value})
+    assert r.returncode == 2 and variable in r.stderr, r.stderr
+
+
+def test_hub_settings_of_the_file_are_judged(tmp_path):
+    path = tmp_path / "settings.json"
+    for key, value in (("hub_endpoint", "no address"), ("hub_ca_file", "/no/such.pem")):
+        path.write_text(json.dumps({key: value}))
+        r = baton("config", "check", "--config", str(path))
+        assert r.returncode == 2 and key in r.stderr and value in r.stderr, r.stderr
 
 
 def test_every_field_of_a_launch_is_in_the_schema_and_in_the_documentation(schemas):
