@@ -306,7 +306,7 @@ bool RequestParser::check_content_length(std::string_view value, size_t count) {
     for (const char c : value)
         content_length_ = content_length_ * 10 + static_cast<uint64_t>(c - '0');
     if (content_length_ > limits_.body_bytes_max) {
-        fail(413, "the request body is too large");
+        fail(413, "the request body is too large: " + std::to_string(content_length_) + " bytes, at most " + std::to_string(limits_.body_bytes_max));
         return false;
     }
     request_.body_framed = true;
@@ -391,7 +391,7 @@ RequestParser::Event RequestParser::feed_chunk_size(std::string_view in, size_t&
     if (overhead_ > limits_.header_bytes_max)
         return fail(400, "too many bytes of chunk extensions");
     if (size > limits_.body_bytes_max - request_.body.size())
-        return fail(413, "the request body is too large");
+        return fail(413, "the request body is too large: more than " + std::to_string(limits_.body_bytes_max) + " bytes");
     line_.clear();
     remaining_ = size;
     state_ = size == 0 ? State::kTrailer : State::kChunkData;

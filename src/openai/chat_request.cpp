@@ -182,8 +182,9 @@ Expected<Json> read_template_arguments(const Json& body) {
     }
     BATON_TRY_ASSIGN(const auto effort, string_field(body, "reasoning_effort"));
     if (effort) {
-        if (!is_plain_name(*effort, 32))
-            return bad_field("reasoning_effort must be a word", "reasoning_effort");
+        static constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+        if (std::find(std::begin(kEfforts), std::end(kEfforts), *effort) == std::end(kEfforts))
+            return bad_field("reasoning_effort must be none, minimal, low, medium, high, xhigh or max, got " + echo_input(*effort), "reasoning_effort");
         if (!out.contains("reasoning_effort")) out["reasoning_effort"] = *effort;
         if (*effort == "none" && !thinking) thinking = false;
     }

@@ -2,6 +2,7 @@
 
 #include <boost/asio/post.hpp>
 #include <chrono>
+#include <filesystem>
 
 #include "baton/base/digest.hpp"
 #include "baton/base/log.hpp"
@@ -127,6 +128,9 @@ void Deployments::launch_files(config::LaunchRequest request, Known known, std::
 /// What a client hears of files that cannot be served.
 Error Deployments::inspection_error(const config::LaunchRequest& request, Error e) {
     if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
+    const std::string name = std::filesystem::path(request.model_path).filename().string();
+    const bool of_the_file = e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kIo;
+    if (of_the_file && !name.empty() && e.message.find(name) == std::string::npos) e.message = name + ": " + e.message;
     if (e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kNotFound || e.code == ErrorCode::kIo) e.code = ErrorCode::kInvalidArgument;
     if (e.param.empty()) e.param = "model_path";
     return e;

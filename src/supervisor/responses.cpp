@@ -47,6 +47,8 @@ struct Item {
     std::string text;  ///< or arguments
     bool complete = true;  ///< else the limit of tokens cut it
 
+    /// Its arguments are all there, whatever the limit of tokens cut after them.
+    [[nodiscard]] bool is_whole_call() const { return kind == Kind::kCall && text.starts_with('{') && Json::accept(text); }
     [[nodiscard]] Json part() const { return kind == Kind::kMessage ? text_part(text) : reasoning_part(text); }
     [[nodiscard]] Json json(bool begun_only) const {
         const char* status = begun_only ? "in_progress" : complete ? "completed" : "incomplete";
@@ -117,7 +119,7 @@ Json whole_response(const Json& chat, ResponseObject object) {
         items.back().name = text_at(call["function"], "name");
         items.back().text = text_at(call["function"], "arguments");
     }
-    items.back().complete = !cut;
+    items.back().complete = !cut || items.back().is_whole_call();
     Json output = Json::array();
     for (const Item& item : items) output.push_back(item.json(false));
     return object.json(cut ? "incomplete" : "completed", std::move(output), usage_of(chat), cut);
@@ -165,7 +167,7 @@ class ResponseStream {
         if (const Json finish = choice.value("finish_reason", Json()); finish.is_string()) {
             cut_ = finish == "length";
             if (!item_ && done_.empty()) open(new_item(Item::Kind::kMessage));
-            close(!cut_);
+            close(!cut_ || (item_ && item_->is_whole_call()));
         }
     }
 
@@ -237,6 +239,30 @@ class ResponseStream {
     bool cut_ = false;
 };
 
+/// The error of the chat route, whose fields it names, in the words of the request that the client sent.
+std::string in_own_words(std::string body) {
+    static constexpr std::pair<std::string_view, std::string_view> kFields[] = {
+        {"response_format.json_schema", "text.format"}, {"response_format", "text.format"}, {"max_tokens", "max_output_tokens"}, {"messages", "input"}, {"reasoning_effort", "reasoning.effort"}};
+    Json answer = Json::parse(body, nullptr, false);
+    if (!answer.is_object() || !answer.contains("error") || !answer["error"].is_object()) return body;
+    Json& error = answer["error"];
+    const std::string param = text_at(error, "param");
+    for (const auto& [chat, own] : kFields) {
+        const size_t own_end = param.starts_with(chat) ? chat.size() : 0;
+        if (own_end == 0 || (param.size() > own_end && param[own_end] != '.' && param[own_end] != '[')) continue;
+        error["param"] = std::string(own) + param.substr(own_end);
+        std::string message = text_at(error, "message");
+        for (const auto& [name, ours] : kFields) {
+            if (!name.starts_with(chat) && !chat.starts_with(name)) continue;
+            for (size_t at = 0; (at = message.find(name, at)) != std::string::npos; at += ours.size()) message.replace(at, name.size(), ours);
+        }
+        error["message"] = message;
+        if (answer.contains("detail")) answer["detail"] = message;
+        return dump(answer);
+    }
+    return body;
+}
+
 class ResponsesExchange final : public ForwardingExchange {
   public:
     ResponsesExchange(std::shared_ptr<http::Exchange> from, const ResponsesRequest& request)
@@ -244,6 +270,7 @@ class ResponsesExchange final : public ForwardingExchange {
     void respond(int status, std::string body, http::Headers headers, std::string_view content_type) override {
         if (status == 200)
             if (const Json chat = Json::parse(body, nullptr, false); chat.is_object() && chat.contains("choices")) body = dump(whole_response(chat, object_));
+        if (status == 400) body = in_own_words(std::move(body));
         client().respond(status, std::move(body), std::move(headers), content_type);
     }
     bool write(std::string bytes) override {

@@ -120,6 +120,14 @@ def test_truncated_and_corrupt_model_files(pd, tmp_path):
             f.write(old)
 
 
+def test_an_error_of_a_model_file_names_it(pd, tmp_path):
+    path = tmp_path / "cut.gguf"
+    with open(MODEL, "rb") as f:
+        path.write_bytes(f.read(1000))
+    e = error_of(pd, "/v1/models", 400, json={"model_name": "x", "model_engine": "baton", "model_path": str(path)})
+    assert e["message"].startswith("cut.gguf: "), e
+
+
 def test_missing_model_file(pd):
     e = error_of(pd, "/v1/models", 400, json={"model_name": "x", "model_engine": "baton", "model_path": "/nonexistent/model.gguf"})
     assert "does not exist" in e["message"]
