@@ -167,9 +167,6 @@ void InferenceSession::finish() {
     } else {
         exchange_->respond(200, builder_.body());
     }
-    const openai::Usage usage = builder_.usage();
-    deployment_->prompt_tokens += usage.prompt_tokens;
-    deployment_->completion_tokens += usage.completion_tokens;
     ++deployment_->requests_ok;
     close("ok");
 }
@@ -241,6 +238,8 @@ void InferenceSession::count(const openai::Usage& usage, TimeMs now) {
     if (tokens_ > 1) deployment_->tpot.observe(decode_s() / static_cast<double>(tokens_ - 1));
     m.duration.observe(seconds(now));
     count_stages();
+    deployment_->prompt_tokens += usage.prompt_tokens;
+    deployment_->completion_tokens += usage.completion_tokens;
     deployment_->cached_tokens += usage.cached_tokens;
 }
 

@@ -11,8 +11,8 @@ constexpr Exposition::About kFamilies[] = {
     {"vllm:num_requests_running", "gauge", "Sequences that have their first token."},
     {"vllm:num_requests_waiting", "gauge", "Accepted sequences without a token yet."},
     {"vllm:kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 0 to 1; of the fullest replica."},
-    {"vllm:prompt_tokens_total", "counter", "Prompt tokens of answered requests."},
-    {"vllm:generation_tokens_total", "counter", "Output tokens of answered requests."},
+    {"vllm:prompt_tokens_total", "counter", "Prompt tokens of requests that were taken, however they ended (outcome ok, error or aborted); not of those that were refused."},
+    {"vllm:generation_tokens_total", "counter", "Output tokens that requests were given, however they ended (outcome ok, error or aborted)."},
 };
 
 }  // namespace
