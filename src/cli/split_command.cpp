@@ -75,6 +75,8 @@ Expected<Rates> measured(const SplitOptions& o, const BenchServeOptions& load, c
     if (plan_of_load.open()) m.tokens_per_second = load.rate * average(plan_of_load, [&](uint64_t i) { return plan_of_load.output_tokens(i); });
     const auto plan = o.shape.empty() ? model::load_plan(o.model_path) : random_plan(o.shape);
     if (!plan) return fail(plan.error());
+    if (o.shape.empty() && plan->shape.context > 0 && m.longest > plan->shape.context)
+        return fail(ErrorCode::kInvalidArgument, "--input-tokens, --output-tokens: requests of " + std::to_string(m.longest) + " tokens are longer than the model's context of " + std::to_string(plan->shape.context), "input_tokens");
     std::fprintf(stderr, "measuring %s ...\n", o.shape.empty() ? o.model_path.c_str() : o.shape.c_str());
     return split::measure(*plan, m);
 }
@@ -141,6 +143,8 @@ Expected<std::vector<Topology>> topologies_of(const SplitOptions& o, const Rates
     for (const std::string& text : o.topologies) {
         auto one = split::parse_topology(text);
         if (!one) return fail(ErrorCode::kInvalidArgument, "--topology: " + one.error().message, "topology");
+        if (rates.device && one->replicas() > o.devices)
+            complain("warning: --topology: " + one->name() + " needs " + std::to_string(one->replicas()) + " GPUs, --devices says " + std::to_string(o.devices));
         out.push_back(*one);
     }
     if (!out.empty()) return out;
