@@ -11,7 +11,7 @@
 namespace baton::backend {
 
 /// Raised with every change of a type that crosses: CudaModule, DeviceBackend, Plan, CudaOptions.
-inline constexpr uint32_t kCudaAbi = 7;
+inline constexpr uint32_t kCudaAbi = 8;
 inline constexpr const char* kCudaModuleFile = "libbaton_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "baton_cuda_module";
 

@@ -67,6 +67,8 @@ class DeviceExecutor final : public Executor {
         baton::fetch(tokens_);
     }
 
+    void prime() override { backend_->prime(); }
+
   private:
     /// A row whose mask is not known before the step ahead has been collected.
     struct Waiting {

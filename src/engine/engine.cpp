@@ -26,13 +26,13 @@ constexpr int64_t kTickMs = 50;
 constexpr int64_t kNapUsMin = 50;  ///< between looks at the device from when its step may be done
 constexpr int64_t kNapUsMax = 1'000;
 constexpr int64_t kAheadUs = 300;  ///< before a step's end the next one is submitted in any case
-constexpr int64_t kNearUs = 40;    ///< before a step's end the memory that it looks at is asked for once more
-/// Who sends the tokens is told that they are near: so long before, which a sleeping thread may take to wake up, and it waits so long
-/// after a step's end; of steps that are long and wide enough for it to pay.
-constexpr int64_t kTellUs = 250;
-constexpr int64_t kTellAfterUs = 100;
-constexpr int64_t kTellStepUs = 1'000;
-constexpr size_t kTellSequences = 32;
+constexpr int64_t kNearUs = 30;    ///< before a step's end the memory that it looks at is asked for once more
+// Where decode steps are long and wide enough for it to pay:
+constexpr int64_t kWideStepUs = 1'000;
+constexpr size_t kWideSequences = 32;
+constexpr int64_t kTellUs = 250;  ///< before the end who sends the tokens is told of them: as long as a sleeping thread may take to wake up
+constexpr int64_t kTellAfterUs = 100;  ///< and it waits for them so long after the end
+constexpr int64_t kPrimeUs = 50;  ///< before the end the driver is primed, which takes up to 20
 constexpr unsigned long kTimerSlackNs = 1'000;  ///< the kernel's default would double the nap
 
 bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
@@ -358,9 +358,13 @@ class EngineImpl final : public Engine {
         } while (steady_now_us() < until_us);
     }
 
+    [[nodiscard]] bool wide(const Step& step) const {
+        return step.decodes() && step.plan.items.size() >= kWideSequences && decode_us_ >= kWideStepUs;
+    }
+
     /// What this thread does for a step's end while it waits anyway. It asks for the memory that the end looks at: at first, in case
     /// the step ends sooner than guessed, and shortly before the end, since its core may have forgotten it again (others use its
-    /// caches too). Between the two it has another thread get ready to send the step's tokens.
+    /// caches too). Between the two it has another thread get ready to send the step's tokens, and primes the driver.
     void prepare() {
         const Step& step = steps_.front();
         const int64_t end = end_us(), left_us = end - steady_now_us();
@@ -369,9 +373,11 @@ class EngineImpl final : public Engine {
             fetch_for(step.plan);
         } else if (asked_ == Asked::kMemory && left_us <= kTellUs) {
             asked_ = Asked::kSender;
-            if (callbacks_.tokens_near && step.decodes() && step.plan.items.size() >= kTellSequences && decode_us_ >= kTellStepUs)
-                callbacks_.tokens_near(end + kTellAfterUs);
-        } else if (asked_ == Asked::kSender && left_us <= kNearUs) {
+            if (callbacks_.tokens_near && wide(step)) callbacks_.tokens_near(end + kTellAfterUs);
+        } else if (asked_ == Asked::kSender && left_us <= kPrimeUs) {
+            asked_ = Asked::kDriver;
+            if (wide(step)) executor_->prime();
+        } else if (asked_ == Asked::kDriver && left_us <= kNearUs) {
             asked_ = Asked::kAll;
             fetch_for(step.plan);
         }
@@ -416,7 +422,7 @@ class EngineImpl final : public Engine {
     double row_us_ = 0;        ///< and for a row of the last one with some
     bool changed_ = true;      ///< a plan made now may hold what the last one did not
     bool broken_ = false;      ///< the device failed
-    enum class Asked : uint8_t { kNothing, kMemory, kSender, kAll } asked_ = Asked::kNothing;  ///< of what prepare() does, for the oldest step
+    enum class Asked : uint8_t { kNothing, kMemory, kSender, kDriver, kAll } asked_ = Asked::kNothing;  ///< of what prepare() does, for the oldest step
     HostClock host_;
     wire::ReplicaStats reported_;
     TimeMs last_report_{};

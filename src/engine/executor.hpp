@@ -32,6 +32,8 @@ class Executor {
     virtual void warm() {}
     /// A step is about to be done: asks for the memory that collect and the next submit will look at.
     virtual void fetch() const {}
+    /// The next submit is near: backend::DeviceBackend::prime.
+    virtual void prime() {}
 };
 
 /// An item's part of a batch.

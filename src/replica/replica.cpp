@@ -31,7 +31,7 @@ namespace {
 constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 constexpr size_t kSnapshotBytesHeld = 512u << 20;  ///< of KV that waits to be copied into the snapshot store
 constexpr int kCoresToSpin = 8;
-constexpr int64_t kSpinUs = 400;
+constexpr int64_t kSpinUs = 4'000;  ///< most decode steps to their end: a thread that naps in one takes up to twice as long for what follows
 constexpr int64_t kLossToldMs = 5'000;  ///< until a supervisor that stays away is told of again
 constexpr std::string_view kFillDelay = "fill_delay_ms=";
 

@@ -99,6 +99,9 @@ class DeviceBackend {
     [[nodiscard]] virtual DevicePool& pool() = 0;
     /// True when collect would not wait.
     [[nodiscard]] virtual bool ready() const = 0;
+    /// The next submit is some ten microseconds away: lets the driver find what that takes in the processor's caches. Takes up to 20
+    /// µs, waits for nothing, and changes nothing that a step sees.
+    virtual void prime() {}
     /// Where made for debugging: waits for all steps and gives the logits of the last one, [slices with logits, vocab].
     virtual Expected<void> debug_logits(std::vector<float>& logits) {
         logits.clear();

@@ -34,6 +34,7 @@ class Lap {
 CudaBackend::~CudaBackend() {
     static_cast<void>(cudaSetDevice(static_cast<int>(options_.device)));
     if (stream_) static_cast<void>(cudaStreamSynchronize(stream_.get()));
+    if (primer_stream_) static_cast<void>(cudaStreamSynchronize(primer_stream_.get()));
     movers_.reset();
     for (const SharedWords& words : words_)
         if (words.registered) static_cast<void>(cudaHostUnregister(words.host));
@@ -211,6 +212,13 @@ uint32_t CudaBackend::splits(uint32_t decode, uint32_t kv_max) const {
 
 bool CudaBackend::ready() const {
     return flights_.empty() || fault_ || sampler_->ready(flights_.front().step) || failed();
+}
+
+void CudaBackend::prime() {
+    if (fault_ || !primer_) return;
+    // What fails here fails with the next step too, which tells of it.
+    static_cast<void>(cudaGraphLaunch(primer_.get(), primer_stream_.get()));
+    static_cast<void>(cudaStreamQuery(stream_.get()));
 }
 
 /// Whether the device will never be ready, or is and nobody said so. Asks the driver now and then.

@@ -50,6 +50,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> allow(uint32_t row, std::span<const uint32_t> mask) override;
     Expected<void> collect(std::vector<wire::Token>& tokens) override;
     [[nodiscard]] bool ready() const override;
+    void prime() override;
     Expected<void> share_words(std::span<std::byte> memory) override;
     [[nodiscard]] DevicePool& pool() override { return *movers_; }
     Expected<void> debug_logits(std::vector<float>& logits) override;
@@ -86,6 +87,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_buffers(const Rope& rope);
     Expected<void> make_pool();
     Expected<void> warm_up();
+    Expected<void> make_primer();
     Expected<void> choose_overlap();
     Expected<void> choose_products(const StepShape& shape, double best);
     [[nodiscard]] std::string overlap_file() const;
@@ -128,6 +130,9 @@ class CudaBackend final : public DeviceBackend {
     double graph_seconds_ = 0;
 
     Stream stream_;  ///< runs the steps
+    Stream primer_stream_;
+    DeviceBuffer primer_word_;
+    GraphExec primer_;  ///< of a kernel that finds nothing to do: launching it has the driver look at memory that launching a step needs
     Weights weights_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;

@@ -236,6 +236,7 @@ TEST(Engine, TellsThatTheTokensOfWideStepsAreNear) {
     }
     // The device holds the fourth until it was announced.
     ASSERT_TRUE(r.control.wait_until([&] { return r.control.collected == 3 && !r.near_at.empty() && r.near_at.back() == 3; }));
+    ASSERT_TRUE(r.control.wait_until([&] { return !r.control.primed_at.empty() && r.control.primed_at.back() == 3; }));
     r.control.release();
     for (uint64_t id = 1; id <= kWide; ++id) {
         ASSERT_TRUE(r.wait_ended(id)) << id;
@@ -243,6 +244,7 @@ TEST(Engine, TellsThatTheTokensOfWideStepsAreNear) {
     }
     const std::lock_guard lock(r.control.mutex);
     EXPECT_EQ(std::ranges::adjacent_find(r.near_at), r.near_at.end()) << "at most once a step";
+    EXPECT_EQ(std::ranges::adjacent_find(r.control.primed_at), r.control.primed_at.end()) << "at most once a step";
 }
 
 TEST(Engine, NarrowStepsAreNotAnnounced) {
@@ -258,6 +260,7 @@ TEST(Engine, NarrowStepsAreNotAnnounced) {
     for (uint64_t id = 1; id <= 8; ++id) ASSERT_TRUE(r.wait_ended(id)) << id;
     const std::lock_guard lock(r.control.mutex);
     EXPECT_TRUE(r.near_at.empty());
+    EXPECT_TRUE(r.control.primed_at.empty());
 }
 
 TEST(Engine, WorkThatComesWhileOneStepRunsIsSubmittedAtOnce) {

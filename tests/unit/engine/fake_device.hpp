@@ -78,6 +78,7 @@ struct Control {
     bool waited_for = false;  ///< somebody waits in collect
     bool destroyed = false;
     std::vector<std::string> wrong;  ///< breaches of the contract
+    std::vector<uint32_t> primed_at;  ///< steps collected at each prime
     std::vector<uint64_t*> progress;
     std::vector<uint64_t> progress_bases;
 };
@@ -124,6 +125,12 @@ class Device final : public backend::DeviceBackend {
         if (control_.collected - 1 == control_.forget_a_token_at && !tokens.empty()) tokens.pop_back();
         control_.changed.notify_all();
         return {};
+    }
+    void prime() override {
+        control_.set([&] {
+            if (results_.empty()) control_.wrong.emplace_back("primed while no step is under way");
+            control_.primed_at.push_back(control_.collected);
+        });
     }
     bool ready() const override {
         const std::lock_guard lock(control_.mutex);
