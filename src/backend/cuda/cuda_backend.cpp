@@ -215,10 +215,8 @@ bool CudaBackend::ready() const {
 }
 
 void CudaBackend::prime() {
-    if (fault_ || !primer_) return;
     // What fails here fails with the next step too, which tells of it.
-    static_cast<void>(cudaGraphLaunch(primer_.get(), primer_stream_.get()));
-    static_cast<void>(cudaStreamQuery(stream_.get()));
+    if (!fault_ && primer_) static_cast<void>(cudaGraphLaunch(primer_.get(), primer_stream_.get()));
 }
 
 /// Whether the device will never be ready, or is and nobody said so. Asks the driver now and then.
