@@ -321,6 +321,42 @@ TEST(Linear, TunesAndKeepsItsChoices) {
     std::filesystem::remove_all(folder);
 }
 
+/// Alternatives of a family are the same kernel, and no others are.
+TEST(Linear, FamiliesAreKernels) {
+    NEEDS_GPU();
+    auto stream = make_stream();
+    ASSERT_TRUE(stream);
+    const Shape shape = {1024, 2048, kAdd, false, false};
+    Case<__nv_bfloat16> c(shape, 16, seed_of_run());
+    auto linear = LinearImpl::make(options(Elem::kBF16, 16));
+    ASSERT_TRUE(linear) << linear.error().message;
+    EXPECT_EQ((*linear)->family(c.matrix, 16, 0), 0u) << "not tuned yet";
+    ASSERT_TRUE((*linear)->tune(c.matrix, stream->get()));
+    for (const uint32_t m : {1u, 8u, 16u}) {
+        std::vector<std::pair<std::string, uint32_t>> all;  // name up to the kernel's shape, family
+        for (uint32_t i = 0; i < (*linear)->alternatives(c.matrix, m); ++i) {
+            const uint32_t family = (*linear)->family(c.matrix, m, i);
+            (*linear)->choose(c.matrix, m, i);
+            const Choice& choice = (*linear)->chosen(c.matrix, m);
+            const std::string name = describe(choice);
+            all.emplace_back(name.substr(0, name.find(' ', name.find(' ') + 1)), family);
+        }
+        for (const auto& [name, family] : all)
+            for (const auto& [other_name, other] : all)
+                if (family == other || name.starts_with("slab") || name.starts_with("direct"))
+                    EXPECT_EQ(family == other, name == other_name) << name << ", " << other_name << ", m " << m;
+    }
+    bool slab = false;
+    for (uint32_t i = 0; i < (*linear)->alternatives(c.matrix, 16); ++i) {
+        (*linear)->choose(c.matrix, 16, i);
+        slab |= describe((*linear)->chosen(c.matrix, 16)).starts_with("slab 16x32");
+    }
+    int major = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    EXPECT_TRUE(slab || major != 9) << "of 16 rows every form of slab is tried in the step";
+    EXPECT_EQ((*linear)->family(c.matrix, 17, 0), 0u) << "more rows than there may be";
+}
+
 Choices some_choices() {
     std::mt19937 random(seed_of_run());
     Choices choices;

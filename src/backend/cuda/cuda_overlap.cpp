@@ -1,11 +1,13 @@
 // Which kernels of a decode step start before the one ahead has ended. That mostly helps, but a kernel that waits takes room
 // from those that work: at some batch sizes of some models a step is a fifth slower for it. So each size is tried.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 #include "backend/cuda/cuda_backend.hpp"
 #include "baton/base/digest.hpp"
@@ -110,25 +112,50 @@ std::string CudaBackend::overlap_file() const {
     return (std::filesystem::path(options_.cache_folder) / ("overlap-" + identity.substr(0, 32))).string();
 }
 
-/// Tries, in the step, the kernels that alone were nearly as quick as the quickest.
+/// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
+/// can be quicker than the quickest of each, then product by product.
 Expected<void> CudaBackend::choose_products(const StepShape& shape, double best) {
+    constexpr size_t kOfLayer = 4;
+    constexpr size_t kAll = kOfLayer + 1;
     const Weights::Layer& layer = weights_.layers.front();
-    const std::pair<Linear*, const Matrix*> products[] = {{linear_.get(), &layer.qkv},
-                                                          {linear_.get(), &layer.out},
-                                                          {linear_.get(), &layer.gate_up},
-                                                          {linear_.get(), &layer.down},
-                                                          {head_linear_.get(), &weights_.head}};
-    for (const auto& [linear, matrix] : products) {
-        uint32_t chosen = 0;
-        for (uint32_t i = 1; i < linear->alternatives(*matrix, shape.rows); ++i) {
-            linear->choose(*matrix, shape.rows, i);
-            BATON_TRY_ASSIGN(const double seconds, time_step(shape, layers_timed()));
-            if (seconds > best * kWorthIt) continue;
-            best = seconds;
-            chosen = i;
+    const std::array<std::pair<Linear*, const Matrix*>, kAll> products = {{{linear_.get(), &layer.qkv},
+                                                                           {linear_.get(), &layer.out},
+                                                                           {linear_.get(), &layer.gate_up},
+                                                                           {linear_.get(), &layer.down},
+                                                                           {head_linear_.get(), &weights_.head}}};
+    using Ways = std::array<uint32_t, kAll>;
+    const auto most = [&](size_t p) { return products[p].first->alternatives(*products[p].second, shape.rows); };
+    const auto family = [&](size_t p, uint32_t i) { return products[p].first->family(*products[p].second, shape.rows, i); };
+    Ways chosen = {};
+    const auto try_ways = [&](const Ways& ways) -> Expected<void> {
+        for (size_t p = 0; p < kAll; ++p) products[p].first->choose(*products[p].second, shape.rows, ways[p]);
+        BATON_TRY_ASSIGN(const double seconds, time_step(shape, layers_timed()));
+        if (seconds > best * kWorthIt) return {};
+        best = seconds;
+        chosen = ways;
+        return {};
+    };
+    std::vector<Ways> alike;
+    for (uint32_t i = 0; i < most(0); ++i) {
+        Ways ways = {i};
+        bool found = true;
+        for (size_t p = 1; p < kOfLayer && found; ++p) {
+            while (ways[p] < most(p) && family(p, ways[p]) != family(0, i)) ++ways[p];
+            found = ways[p] < most(p);
         }
-        linear->choose(*matrix, shape.rows, chosen);
+        const bool known = std::any_of(alike.begin(), alike.end(), [&](const Ways& other) { return family(0, other[0]) == family(0, i); });
+        if (found && !known && ways != Ways{}) alike.push_back(ways);
     }
+    for (const Ways& ways : alike) BATON_TRY(try_ways(ways));
+    for (size_t p = 0; p < kAll; ++p) {
+        const Ways start = chosen;
+        for (uint32_t i = 0; i < most(p); ++i) {
+            Ways ways = chosen;
+            ways[p] = i;
+            if (i != start[p]) BATON_TRY(try_ways(ways));
+        }
+    }
+    for (size_t p = 0; p < kAll; ++p) products[p].first->choose(*products[p].second, shape.rows, chosen[p]);
     return {};
 }
 

@@ -102,6 +102,25 @@ void LinearImpl::choose(const Matrix& matrix, uint32_t m, uint32_t i) {
     cached_[{entry.key, bucket}] = entry.by_bucket[bucket];
 }
 
+uint32_t LinearImpl::family(const Matrix& matrix, uint32_t m, uint32_t i) const {
+    const Entry* entry = m == 0 || m > options_.rows_max ? nullptr : find_entry(matrix);
+    if (entry == nullptr) return 0;
+    const uint32_t bucket = bucket_of(m);
+    const auto& near = entry->near[bucket];
+    const Choice& choice = i < near.size() ? near[i] : entry->by_bucket[bucket];
+    const auto number = [&](uint8_t variant) { return static_cast<uint32_t>(choice.kind) << 8 | variant; };
+    switch (choice.kind) {
+        case Kind::kGemv: return number(choice.gemv.variant);
+        case Kind::kTile: return number(choice.tile.variant);
+        case Kind::kDirect: return number(choice.direct.variant);
+        case Kind::kRing: return number(choice.ring.variant);
+        case Kind::kHeld: return number(choice.held);
+        case Kind::kSlab: return number(choice.slab.variant);
+        case Kind::kBulk: return number(choice.bulk.variant);
+        default: return number(0);
+    }
+}
+
 uint32_t LinearImpl::rows_of(uint32_t bucket) const { return std::min(options_.rows_max, 1u << bucket); }
 
 uint32_t LinearImpl::chunk_rows(uint32_t width) const {

@@ -62,6 +62,10 @@ class Linear {
     [[nodiscard]] virtual size_t bytes() const = 0;
     /// One line per shape and bucket: which kernel was chosen, its time and share of the memory floor. For the bench and the log.
     [[nodiscard]] virtual std::string choices() const = 0;
+    /// What alternatives of several matrices have in common where they are the same kernel, however it is set. Kernels that take few
+    /// registers and little shared memory wait for each other on one multiprocessor, each with its weights at hand: which of them do
+    /// well together, measuring one product at a time does not show.
+    [[nodiscard]] virtual uint32_t family(const Matrix& matrix, uint32_t m, uint32_t i) const = 0;
 };
 
 /// out [rows, k] = RMS norm of x · weight.

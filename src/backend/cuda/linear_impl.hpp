@@ -22,6 +22,7 @@ class LinearImpl final : public Linear {
     cudaError_t run(const Launch& launch, const Matrix& matrix, const void* x, uint32_t m, void* out) override;
     [[nodiscard]] uint32_t alternatives(const Matrix& matrix, uint32_t m) const override;
     void choose(const Matrix& matrix, uint32_t m, uint32_t i) override;
+    [[nodiscard]] uint32_t family(const Matrix& matrix, uint32_t m, uint32_t i) const override;
     Expected<void> keep() override { return save(); }
     [[nodiscard]] size_t bytes() const override;
     [[nodiscard]] std::string choices() const override;
