@@ -28,7 +28,7 @@ def test_checks_pass(tiny_model, check):
 
 
 def test_a_failed_device_shows(tiny_model, tmp_path):
-    code, out = run(tiny_model, "2p2d", BATON_FAKE_GPU_FAIL_AT="90", BATON_FAKE_GPU_FAIL_MARK=str(tmp_path / "failed"))
+    code, out = run(tiny_model, "2p2d", BATON_FAKE_GPU_FAIL_AT="40", BATON_FAKE_GPU_FAIL_MARK=str(tmp_path / "failed"), BATON_REPLACEMENT_WAIT_MS="0")
     assert code == 1 and "FAIL" in out, out
 
 
