@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "baton/base/check.hpp"
+#include "baton/base/relax.hpp"
 
 namespace baton::backend {
 
@@ -21,12 +22,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
 void futex_wake_all(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr,
             nullptr, 0);
-}
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
 }
 
 /// True as soon as ready() is, false when the spin time is over.

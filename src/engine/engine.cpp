@@ -17,6 +17,7 @@
 
 #include "baton/base/fetch.hpp"
 #include "baton/base/log.hpp"
+#include "baton/base/relax.hpp"
 #include "engine/executor.hpp"
 
 namespace baton::engine {
@@ -40,15 +41,6 @@ bool same(const wire::ReplicaStats& a, const wire::ReplicaStats& b) {
            a.blocks_free == b.blocks_free && a.blocks_used == b.blocks_used && a.blocks_cached == b.blocks_cached &&
            a.blocks_offered == b.blocks_offered && a.running == b.running && a.waiting == b.waiting &&
            a.leases == b.leases && a.handoff_bytes == b.handoff_bytes;
-}
-
-/// Tells the core that its thread waits in a loop.
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
 }
 
 /// What the engine thread works on for a step.

@@ -14,6 +14,7 @@
 #include "baton/base/check.hpp"
 #include "baton/base/digest.hpp"
 #include "baton/base/limits.hpp"
+#include "baton/base/relax.hpp"
 #include "net/socket.hpp"
 
 namespace baton::net {
@@ -27,15 +28,6 @@ constexpr int64_t kCloseMs = 1'000;
 constexpr size_t kTurnBytes = 8u * 1024 * 1024;
 constexpr size_t kBuffersPerCall = 128;
 constexpr size_t kChallengeRandomBytes = 32;
-
-/// Tells the core that its thread waits in a loop.
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 Error peer_gone(int error) {
     if (error == 0) return {ErrorCode::kPeerLost, "closed by the other side", {}};
