@@ -238,7 +238,7 @@ CHECKS = [
     Check("errors", "serving", "one", 5, serve("errors")),
     Check("mixed", "serving", "all", 18, serve("mixed"), limit=120),
     Check("2p2d", "serving", "one", 17, serve("2p2d")),
-    Check("gap", "serving", "all", 25, serve("gap", "--movers", "cuda_ipc,nccl"), limit=120),
+    Check("gap", "serving", "all", 25, serve("gap"), limit=120),
     Check("snapshots", "serving", "one", 9, serve("snapshots")),
     Check("start", "serving", "one", 11, serve("start")),
     Check("start-8b", "serving", "one", 30, start_8b, limit=120),

@@ -16,6 +16,7 @@ def check_gap(ctx):
     """Alone and beside streams with prompts of the same length, with each mover."""
     sizes = SIZES if ctx.longest >= 2000 else SIZES[:2]
     longest = max(tokens for tokens, _ in sizes)
+    given = ctx.mover
     for mover in ctx.movers:
         name, ctx.mover = f"gap, {mover}", mover
         if launched_pairs(ctx, name, max_model_len=longest + 4096, gpu_memory_utilization=0.8):
@@ -26,7 +27,7 @@ def check_gap(ctx):
             ended(ctx, name)
         else:
             ctx.server.terminate()
-    ctx.mover = None
+    ctx.mover = given
 
 
 def measured(ctx, name, tokens, requests, streams):

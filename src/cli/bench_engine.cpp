@@ -5,11 +5,10 @@
 
 #include "baton/backend/backend.hpp"
 #include "baton/base/clock.hpp"
-#include "baton/base/fd.hpp"
-#include "baton/base/huge_pages.hpp"
 #include "baton/cli/bench.hpp"
 #include "baton/model/model.hpp"
 #include "cli/bench_cuda.hpp"
+#include "cli/bench_pool.hpp"
 #include "cli/bench_shapes.hpp"
 #include "cli/client_session.hpp"
 
@@ -92,9 +91,7 @@ Expected<Speeds> measure(const BenchEngineOptions& o, const backend::Plan& plan,
     const auto blocks_each = static_cast<uint32_t>((positions + options.block_tokens - 1) / options.block_tokens);
     options.blocks = blocks_each * o.batch;
     BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, options));
-    BATON_TRY_ASSIGN(const UniqueFd fd, make_memfd("baton-bench", layout.pool_bytes()));
-    BATON_TRY_ASSIGN(Mapping pool, Mapping::map_fd(fd.get(), layout.pool_bytes(), true));
-    gather_huge_pages(pool.mutable_bytes());  // as a replica's pool is
+    BATON_TRY_ASSIGN(Mapping pool, make_bench_pool("baton-bench", layout.pool_bytes()));
     BATON_TRY_ASSIGN(const auto backend, backend::make_cpu_backend(plan, options, pool.mutable_bytes()));
     speeds.load_ms = static_cast<double>(steady_now_us() - load_start) / 1000.0;
     speeds.backend = backend->describe();

@@ -18,10 +18,10 @@
 #include "baton/backend/backend.hpp"
 #include "baton/base/clock.hpp"
 #include "baton/base/fd.hpp"
-#include "baton/base/huge_pages.hpp"
 #include "baton/sched/sampler.hpp"
 #include "baton/worker/host_facts.hpp"
 #include "cli/bench_cuda.hpp"
+#include "cli/bench_pool.hpp"
 
 /// Steps timed on this machine.
 namespace baton::cli::split {
@@ -96,9 +96,7 @@ class Rig {
     static Expected<std::unique_ptr<Rig>> make(const backend::Plan& plan, backend::CpuOptions options) {
         auto rig = std::unique_ptr<Rig>(new Rig);
         BATON_TRY_ASSIGN(const kv::PoolLayout layout, backend::cpu_kv_layout(plan.shape, options));
-        BATON_TRY_ASSIGN(rig->memory_, make_memfd("baton-split", layout.pool_bytes()));
-        BATON_TRY_ASSIGN(rig->pool_, Mapping::map_fd(rig->memory_.get(), layout.pool_bytes(), true));
-        gather_huge_pages(rig->pool_.mutable_bytes());  // as a replica's pool is
+        BATON_TRY_ASSIGN(rig->pool_, make_bench_pool("baton-split", layout.pool_bytes()));
         BATON_TRY_ASSIGN(rig->backend_, backend::make_cpu_backend(plan, options, rig->pool_.mutable_bytes()));
         rig->blocks_.resize(options.blocks);
         std::iota(rig->blocks_.begin(), rig->blocks_.end(), 0u);
@@ -187,7 +185,6 @@ class Rig {
         return std::exchange(prompt_at_, prompt_at_ + n);
     }
 
-    UniqueFd memory_;
     Mapping pool_;
     std::unique_ptr<backend::Backend> backend_;
     std::vector<BlockId> blocks_;

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <map>
 
+#include "baton/base/host_of.hpp"
 #include "config/launch_fields.hpp"
 
 namespace baton::config {
@@ -19,9 +20,6 @@ std::string list_of_numbers(const std::vector<T>& numbers) {
     for (const auto& n : numbers) out += (out.size() > 1 ? ", " : "") + std::to_string(n);
     return out + "]";
 }
-
-/// "10.0.0.1:9000" → "10.0.0.1"; "[::1]:9000" → "[::1]".
-std::string_view host_of(std::string_view address) { return address.substr(0, address.rfind(':')); }
 
 /// Chooses workers and GPUs for the placements of one launch, spreading them evenly.
 class Placer {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "baton/base/growing_pause.hpp"
+#include "baton/base/host_of.hpp"
 #include "baton/base/log.hpp"
 #include "net/link.hpp"
 #include "net/socket.hpp"
@@ -166,7 +167,7 @@ class Accepting : public std::enable_shared_from_this<Accepting> {
         const std::string meaning = meaning_of(error, link);
         if (meaning.empty()) return;
         const std::string remote = link.remote();
-        const std::string host = remote.substr(0, remote.rfind(':'));
+        const std::string host(host_of(remote));
         if (refused_hosts_.size() >= kRefusedHostsMax && !refused_hosts_.contains(host)) return;
         if (!refused_hosts_.try_emplace(host, kRefusedToldMs, kRefusedToldMsMax).first->second.due(steady_now())) return;
         log::warn("net.link_refused", {{"remote", remote}, {"reason", error.message}, {"probably", meaning}});

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "baton/base/clock.hpp"
+#include "baton/base/host_of.hpp"
 #include "baton/base/log.hpp"
 #include "baton/net/connection.hpp"
 
@@ -28,8 +29,6 @@ bool is_ip(const std::string& text) {
     in6_addr ip{};
     return ::inet_pton(AF_INET, text.c_str(), &ip) == 1 || ::inet_pton(AF_INET6, text.c_str(), &ip) == 1;
 }
-
-std::string ip_of(const std::string& ip_port) { return ip_port.substr(0, ip_port.rfind(':')); }
 
 std::string without_brackets(std::string ip) {
     if (ip.starts_with('[') && ip.ends_with(']')) ip = ip.substr(1, ip.size() - 2);
@@ -50,7 +49,7 @@ void reap_inherited(pid_t own) {
 
 std::string advertised_ip(const config::SupervisorSettings& settings) {
     if (!settings.advertise_address.empty()) return settings.advertise_address;
-    const std::string link = settings.link_address.empty() ? "" : without_brackets(ip_of(settings.link_address));
+    const std::string link = settings.link_address.empty() ? "" : without_brackets(std::string(host_of(settings.link_address)));
     if (!link.empty() && !is_unspecified(link)) return link;
     const bool everywhere = is_unspecified(settings.host);
     if (link.empty() && !everywhere) return is_ip(settings.host) ? settings.host : "127.0.0.1";
@@ -58,7 +57,7 @@ std::string advertised_ip(const config::SupervisorSettings& settings) {
 }
 
 std::string advertised_http(const config::SupervisorSettings& settings, const std::string& bound) {
-    if (!is_unspecified(ip_of(bound))) return bound;
+    if (!is_unspecified(host_of(bound))) return bound;
     const std::string ip = advertised_ip(settings);
     return (ip.find(':') == std::string::npos ? ip : "[" + ip + "]") + bound.substr(bound.rfind(':'));
 }

@@ -2,6 +2,7 @@
 
 #include <ctime>
 
+#include "baton/base/host_of.hpp"
 #include "baton/base/log.hpp"
 
 namespace baton::supervisor {
@@ -10,8 +11,6 @@ namespace {
 /// Addresses of workers that are gone which are remembered.
 constexpr size_t kGoneMax = 256;
 
-/// "10.0.0.1:9000" → "10.0.0.1"; "[::1]:9000" → "[::1]".
-std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 bool is_unspecified(const std::string& address) { return address.starts_with("0.0.0.0:") || address.starts_with("[::]:"); }
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address.starts_with("[::1]:"); }
 /// Whether its link came from here: what is loopback there is loopback here.

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <variant>
 
+#include "baton/base/host_of.hpp"
 #include "baton/base/limits.hpp"
 #include "baton/base/log.hpp"
 #include "baton/config/replica_settings.hpp"
@@ -59,7 +60,7 @@ Expected<std::pair<UniqueFd, uint16_t>> hold_port(const std::string& ip, uint16_
 /// Our own ip on the way to the supervisor, which is what the hosts that reach the supervisor reach us by. Sends nothing:
 /// connecting a datagram socket only picks the route.
 std::string ip_towards(const std::string& host_port) {
-    std::string host = host_port.substr(0, host_port.rfind(':'));
+    std::string host(host_of(host_port));
     if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
     addrinfo hints{};
     hints.ai_socktype = SOCK_DGRAM;
@@ -278,7 +279,7 @@ void Agent::add_host_args(std::vector<std::string>& argv, const wire::ReplicaTar
     const uint64_t gpu_bytes = gpu_memory_bytes(argv);
     if (gpu_bytes > 0) add("--gpu-memory-bytes", std::to_string(gpu_bytes));
     // Peers of other hosts exist only where workers of other hosts may join.
-    if (s.supervisor_unix.empty() || s.listen_for_hosts) add("--listen-ip", address_.substr(0, address_.rfind(':')));
+    if (s.supervisor_unix.empty() || s.listen_for_hosts) add("--listen-ip", std::string(host_of(address_)));
     // The supervisor names the address it listens on, which may be "all interfaces"; we know one that leads there.
     if (s.supervisor_unix.empty())
         if (const auto named = std::find(argv.begin(), argv.end(), "--supervisor"); named != argv.end() && named + 1 != argv.end())

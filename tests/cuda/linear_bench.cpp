@@ -142,6 +142,12 @@ void table(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
     }
 }
 
+std::vector<Choice> answers_of_library(const LinearImpl& linear, const Matrix& matrix, uint32_t m) {
+    std::vector<Choice> all = linear.candidates(matrix, m);
+    std::erase_if(all, [](const Choice& c) { return c.kind != Kind::kLt; });
+    return all;
+}
+
 /// Products of many rows: the library, with norms left out and its SwiGLU as a kernel of its own, against the kernel for many rows in many
 /// forms. On a warm GPU, in turns: the medians.
 void turns(const Model& model, const std::vector<uint32_t>& rows, std::FILE* detail) {
@@ -161,9 +167,7 @@ void turns(const Model& model, const std::vector<uint32_t>& rows, std::FILE* det
             Matrix matrix = weights.matrix(which, 0);
             matrix.norm = nullptr;
             must(linear->reserve(matrix));
-            std::vector<Choice> all;
-            for (const Choice& c : linear->candidates(matrix, m))
-                if (c.kind == Kind::kLt) all.push_back(c);
+            std::vector<Choice> all = answers_of_library(*linear, matrix, m);
             const size_t libraries = all.size();
             for (uint8_t v = 0; v < bulk_shapes().size(); ++v)
                 for (const auto& [share_m, share_n] : {std::pair<uint8_t, uint8_t>{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}})
@@ -241,9 +245,7 @@ void steady(const Model& model, uint32_t m) {
         Matrix matrix = weights.matrix(which, 0);
         matrix.norm = nullptr;
         must(linear->reserve(matrix));
-        std::vector<Choice> all;
-        for (const Choice& c : linear->candidates(matrix, m))
-            if (c.kind == Kind::kLt) all.push_back(c);
+        std::vector<Choice> all = answers_of_library(*linear, matrix, m);
         for (const auto& [v, share_m, share_n] : {std::array<uint8_t, 3>{0, 1, 1}, {0, 2, 1}, {0, 1, 2}, {2, 2, 1}}) {
             Choice c;
             c.kind = Kind::kBulk;

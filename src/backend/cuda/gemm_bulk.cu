@@ -16,20 +16,7 @@ using gemm::kRingDepth;
 constexpr std::array<BulkTile, gemm::kBulkShapes> kShapes = {{{256}, {128}, {224}, {96}, {64}}};
 constexpr uint32_t kRows = 128;
 
-/// Describes rows [rows, k] to the copy engine, in boxes of 64 elements of `box_rows` rows; what lies outside reads as zero.
-bool describe(CUtensorMap& map, Elem elem, const void* from, uint32_t rows, uint32_t k, uint32_t box_rows) {
-    return describe_tensor<2>(map, elem, from, {k, rows}, {cuuint64_t{k} * 2}, {kRingDepth, box_rows});
-}
-
 std::array<BulkEntry, gemm::kBulkShapes> table_of(Elem elem) { return elem == Elem::kBF16 ? gemm::bulk_table_bf16() : gemm::bulk_table_f16(); }
-
-uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-uint32_t log2_of(uint32_t v) {
-    uint32_t log = 0;
-    while ((1u << log) < v) ++log;
-    return log;
-}
-bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 0 && v <= most; }
 
 /// How many clusters of `blocks` blocks run at once: a GPU's parts may have odd numbers of multiprocessors.
 cudaError_t clusters_at_once(const BulkEntry& entry, uint32_t blocks, uint32_t& clusters) {
@@ -76,7 +63,7 @@ bool bulk_takes(const Product& product, BulkConfig config, const BulkLimits& lim
     if (limits.shared_bytes == 0 || config.variant >= kShapes.size() || product.m == 0 || matrix.n == 0 || matrix.k == 0 || matrix.k % 8 != 0) return false;
     if (result_columns(matrix) % 8 != 0 || (matrix.out == Out::kSwiGlu && matrix.n % 2 != 0)) return false;
     if (kShapes[config.variant].cols % 64 != 0 && matrix.out != Out::kStore && matrix.out != Out::kSwiGlu) return false;
-    if (!power_up_to(config.share_m, 4) || !power_up_to(config.share_n, 2) || config.band == 0) return false;
+    if (!is_power_up_to(config.share_m, 4) || !is_power_up_to(config.share_n, 2) || config.band == 0) return false;
     if (limits.clusters[log2_of(uint32_t{config.share_m} * config.share_n)] == 0) return false;
     return table_of(product.elem)[config.variant].shared_bytes <= limits.shared_bytes;
 }
@@ -102,9 +89,9 @@ cudaError_t bulk(const Launch& launch, const Product& product, BulkConfig config
     CUtensorMap w_map;
     CUtensorMap x_map;
     CUtensorMap out_map = {};
-    if (matrix.out != Out::kF32 && !describe(out_map, product.elem, product.out, product.m, args.columns, 16)) return cudaErrorInvalidValue;
-    if (!describe(w_map, product.elem, matrix.w, matrix.n, matrix.k, cols / std::max<uint32_t>(2, config.share_m)) ||
-        !describe(x_map, product.elem, product.x, product.m, matrix.k, kRows / config.share_n))
+    if (matrix.out != Out::kF32 && !describe_rows(out_map, product.elem, product.out, product.m, args.columns, 16)) return cudaErrorInvalidValue;
+    if (!describe_rows(w_map, product.elem, matrix.w, matrix.n, matrix.k, cols / std::max<uint32_t>(2, config.share_m)) ||
+        !describe_rows(x_map, product.elem, product.x, product.m, matrix.k, kRows / config.share_n))
         return cudaErrorInvalidValue;
     return start(launch, entry.kernel, clusters * cluster, entry.threads, entry.shared_bytes, cluster, args, w_map, x_map, out_map);
 }

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/gemm_device.cuh"
 #include "backend/cuda/linear_kernels.hpp"
+#include "backend/cuda/linear_shared.hpp"
 
 namespace baton::backend::cuda {
 
@@ -192,12 +193,6 @@ template <class T>
 constexpr std::array<Kernel, kShapes.size()> kernels() {
     return {gemv_kernel<T, 1, 4, 4>, gemv_kernel<T, 1, 2, 2>, gemv_kernel<T, 1, 4, 2>, gemv_kernel<T, 1, 2, 3>,
             gemv_kernel<T, 1, 4, 3>, gemv_kernel<T, 2, 2, 2>, gemv_kernel<T, 2, 4, 2>, gemv_kernel<T, 2, 2, 3>};
-}
-
-uint32_t log2_of(uint32_t v) {
-    uint32_t log = 0;
-    while ((1u << log) < v) ++log;
-    return log;
 }
 
 }  // namespace

@@ -16,22 +16,9 @@ using gemm::RingEntry;
 constexpr std::array<RingTile, gemm::kRingShapes> kShapes = {{{64, 48}, {64, 64}, {64, 96}, {64, 128}, {64, 224}}};
 constexpr uint32_t kTwoBlocks = 113u << 10;  // bytes of shared memory a block may have so that two fit
 
-/// Describes rows [rows, k] to the copy engine, in boxes of 64 elements of `box_rows` rows; what lies outside reads as zero.
-bool describe(CUtensorMap& map, Elem elem, const void* from, uint32_t rows, uint32_t k, uint32_t box_rows) {
-    return describe_tensor<2>(map, elem, from, {k, rows}, {cuuint64_t{k} * 2}, {kRingDepth, box_rows});
-}
-
 RingEntry entry_of(Elem elem, uint8_t variant) {
     return elem == Elem::kBF16 ? gemm::ring_table_bf16()[variant] : gemm::ring_table_f16()[variant];
 }
-
-uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-uint32_t log2_of(uint32_t v) {
-    uint32_t log = 0;
-    while ((1u << log) < v) ++log;
-    return log;
-}
-bool power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 0 && v <= most; }
 
 uint32_t shared_bytes(const RingEntry& entry, RingConfig config, uint32_t k) {
     const uint32_t rings = config.w_stages * entry.stage_w + config.x_stages * entry.stage_x;
@@ -68,7 +55,7 @@ bool ring_takes(const Product& product, RingConfig config, const RingLimits& lim
     const RingTile& shape = kShapes[config.variant];
     const bool tall = shape.rows == 128;
     if (!tall && product.m > shape.rows) return false;
-    if (!power_up_to(config.splits, 8) || !power_up_to(config.share, tall ? 2 : 4) || config.splits * config.share > 8) return false;
+    if (!is_power_up_to(config.splits, 8) || !is_power_up_to(config.share, tall ? 2 : 4) || config.splits * config.share > 8) return false;
     const uint32_t k_tiles = ceil_div(matrix.k, kRingDepth);
     if (config.splits > k_tiles) return false;
     if (config.w_stages < 2 || config.w_stages > gemm::kRingWMost || config.x_stages < 2 || config.x_stages > gemm::kRingXMost) return false;
@@ -103,8 +90,8 @@ cudaError_t ring(const Launch& launch, const Product& product, RingConfig config
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, clusters * cluster);
     CUtensorMap w_map;
     CUtensorMap x_map;
-    if (!describe(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u) ||
-        !describe(x_map, product.elem, product.x, product.m, matrix.k, tall ? 128u : 64u / config.share))
+    if (!describe_rows(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u) ||
+        !describe_rows(x_map, product.elem, product.x, product.m, matrix.k, tall ? 128u : 64u / config.share))
         return cudaErrorInvalidValue;
     const bool norm = args.norm != nullptr;
     return start(launch, norm ? entry.norm_kernel : entry.kernel, clusters * cluster, norm ? entry.norm_threads : entry.threads, shared, cluster, args, w_map, x_map);

@@ -305,8 +305,6 @@ Kernel kernel_of(Elem elem, uint8_t variant) {
     return elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[variant] : kernels<__half>()[variant];
 }
 
-uint32_t log2_of(uint32_t splits) { return splits == 4 ? 2 : splits - 1; }
-
 /// Where everything lies in shared memory.
 struct Places {
     uint32_t units = 0;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "backend/cuda/linear_impl.hpp"
+#include "backend/cuda/linear_shared.hpp"
 
 namespace baton::backend::cuda {
 
@@ -17,8 +18,6 @@ constexpr uint32_t kAnswersFew = 3;  // up to 32 rows
 constexpr uint32_t kFewRows = 64;   // up to which the kernel for many rows is not among the candidates
 
 bool needs_wide(const Matrix& matrix) { return matrix.out == Out::kSwiGlu; }
-
-uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -7,6 +7,15 @@
 
 namespace baton::backend::cuda {
 
+inline uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+/// Of the least power of two that is not below `v`.
+inline uint32_t log2_of(uint32_t v) {
+    uint32_t log = 0;
+    while ((1u << log) < v) ++log;
+    return log;
+}
+inline bool is_power_up_to(uint32_t v, uint32_t most) { return v != 0 && (v & (v - 1)) == 0 && v <= most; }
+
 /// Allows kernels that need sm_90 code as much dynamic shared memory as a block may have on the current device; `most` gets it, 0 where
 /// they do not run.
 inline cudaError_t allow_shared_of_sm90(std::span<const void* const> kernels, uint32_t& most) {

@@ -41,4 +41,9 @@ bool describe_tensor(CUtensorMap& map, Elem elem, const void* from, const std::a
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// Rows [rows, k], in boxes of `box_rows` of them.
+inline bool describe_rows(CUtensorMap& map, Elem elem, const void* from, uint32_t rows, uint32_t k, uint32_t box_rows) {
+    return describe_tensor<2>(map, elem, from, {k, rows}, {cuuint64_t{k} * 2}, {64, box_rows});
+}
+
 }  // namespace baton::backend::cuda

@@ -102,48 +102,41 @@ TEST_P(ConnectionOver, LargeBodiesArrive) {
     p.end(io);
 }
 
+/// `threads` threads send at once, each after `before(i)`: everything arrives, each thread's in its own order.
+template <class Before>
+void send_at_once(io_context& io, Pair& p, size_t threads, const Before& before) {
+    constexpr uint64_t kEach = 2'000;
+    std::vector<std::thread> senders;
+    for (uint32_t t = 0; t < threads; ++t)
+        senders.emplace_back([&, t] {
+            for (uint64_t i = 0; i < kEach; ++i) {
+                before(i);
+                p.a.link->send(wire::Accept{{i}, t});
+            }
+        });
+    EXPECT_TRUE(pump(io, [&] { return p.b.heard.size() == threads * kEach; }));
+    for (auto& t : senders) t.join();
+    std::vector<uint64_t> next(threads);
+    for (const auto& r : p.b.heard) {
+        const auto& m = std::get<wire::Accept>(r.message);
+        ASSERT_EQ(m.offer.value, next.at(m.have_blocks)++);
+    }
+}
+
 TEST_P(ConnectionOver, ThreadsMaySendAtOnce) {
     io_context io;
     Pair p(io, GetParam());
-    constexpr int kThreads = 4;
-    constexpr uint64_t kEach = 2'000;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t)
-        threads.emplace_back([&, t] {
-            for (uint64_t i = 0; i < kEach; ++i)
-                p.a.link->send(wire::Accept{{i}, static_cast<uint32_t>(t)});
-        });
-    EXPECT_TRUE(pump(io, [&] { return p.b.heard.size() == kThreads * kEach; }));
-    for (auto& t : threads) t.join();
-    std::array<uint64_t, kThreads> next{};
-    for (const auto& r : p.b.heard) {
-        const auto& m = std::get<wire::Accept>(r.message);
-        ASSERT_EQ(m.offer.value, next.at(m.have_blocks)++);  // each thread's own order is kept
-    }
+    send_at_once(io, p, 4, [](uint64_t) {});
     p.end(io);
 }
 
 TEST_P(ConnectionOver, ThreadsMaySendWhereTheLoopExpectsIt) {
     io_context io;
     Pair p(io, GetParam());
-    constexpr int kThreads = 3;
-    constexpr uint64_t kEach = 2'000;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t)
-        threads.emplace_back([&, t] {
-            for (uint64_t i = 0; i < kEach; ++i) {
-                // For ever, for a moment, and when it is over already.
-                if (i % 5 == 0) p.a.link->expect_send(i % 3 == 0 ? INT64_MAX : steady_now_us() + (i % 3 == 1 ? 30 : 0));
-                p.a.link->send(wire::Accept{{i}, static_cast<uint32_t>(t)});
-            }
-        });
-    EXPECT_TRUE(pump(io, [&] { return p.b.heard.size() == kThreads * kEach; }));
-    for (auto& t : threads) t.join();
-    std::array<uint64_t, kThreads> next{};
-    for (const auto& r : p.b.heard) {
-        const auto& m = std::get<wire::Accept>(r.message);
-        ASSERT_EQ(m.offer.value, next.at(m.have_blocks)++);  // each thread's own order is kept
-    }
+    send_at_once(io, p, 3, [&](uint64_t i) {
+        // For ever, for a moment, and when it is over already.
+        if (i % 5 == 0) p.a.link->expect_send(i % 3 == 0 ? INT64_MAX : steady_now_us() + (i % 3 == 1 ? 30 : 0));
+    });
     p.a.link->expect_send(INT64_MAX);
     p.end(io);
     while (io.poll_one() > 0) {}  // it does not look any more
