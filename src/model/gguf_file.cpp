@@ -337,7 +337,7 @@ class GgufParser {
         out_.header_bytes_ = cursor_.position();
         const size_t start = (cursor_.position() + alignment - 1) / alignment * alignment;
         if (count > 0 && start > out_.bytes_.size()) {
-            return fail(ErrorCode::kCorrupt, "GGUF file ends before its tensor data");
+            return fail(ErrorCode::kCorrupt, "GGUF file ends before its tensor data: it has " + std::to_string(out_.bytes_.size()) + " bytes; is it whole?");
         }
         const auto data = out_.bytes_.subspan(std::min(start, out_.bytes_.size()));
         for (Entry& e : entries) {
@@ -347,7 +347,7 @@ class GgufParser {
             }
             if (e.offset > data.size() || e.bytes > data.size() - e.offset) {
                 return fail(ErrorCode::kCorrupt,
-                            "GGUF tensor '" + printable(e.name) + "' lies outside the file");
+                            "GGUF tensor '" + printable(e.name) + "' lies outside the file of " + std::to_string(out_.bytes_.size()) + " bytes; is it whole?");
             }
             out_.tensors_.push_back(
                 {std::string(e.name), std::move(e.shape), e.type->dtype, e.type->name,

@@ -1,7 +1,9 @@
 // inspect_model: what a supervisor needs to serve a model whose weights other processes run.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <numeric>
 
 #include "baton/base/limits.hpp"
 #include "baton/model/model.hpp"
@@ -32,12 +34,13 @@ void add_eos(ModelInfo& info, const Json* ids) {
     }
 }
 
-/// Name of the type that holds most of the weights' bytes, and their sum.
+/// Name of the type that holds most of the weights' bytes, their sum, and how many weights they are.
 void count_weights(const Source& source, ModelInfo& info) {
     std::map<std::string, uint64_t> bytes;
     for (const StoredTensor* t : source.tensors()) {
         bytes[t->type_name] += t->bytes.size();
         info.weight_bytes += t->bytes.size();
+        info.parameters += std::accumulate(t->shape.begin(), t->shape.end(), uint64_t{1}, std::multiplies<>());
     }
     const auto most =
         std::max_element(bytes.begin(), bytes.end(),

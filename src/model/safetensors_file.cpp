@@ -170,7 +170,7 @@ Expected<StoredTensor> place(Entry& e, std::span<const std::byte> data) {
         return bad("has unknown type " + printable(e.dtype), ErrorCode::kUnsupported);
     const uint64_t begin = e.offsets[0];
     const uint64_t end = e.offsets[1];
-    if (begin > end || end > data.size()) return bad("lies outside the file");
+    if (begin > end || end > data.size()) return bad("lies outside the file's " + std::to_string(data.size()) + " bytes of data; is it whole?");
     const auto bytes = stored_bytes(e.shape, 1, type->bytes);
     if (!bytes || *bytes != end - begin) return bad("does not have the size of its shape and type");
     return StoredTensor{std::move(e.name), std::move(e.shape), type->dtype, type->name,

@@ -42,22 +42,24 @@ Expected<Constraint> read_response_format(const Json& format) {
     return Constraint{ConstraintKind::kJsonSchema, dump(*schema), "", ""};
 }
 
+/// The field of the body where `name` is: "structured_outputs" of "structured_outputs.json".
+std::string top_of(const std::string& name) { return name.substr(0, name.find('.')); }
+
 /// One of vLLM's fields; a schema may be given as its text.
-Expected<Constraint> read_guided(const Json& value, ConstraintKind kind, const char* field) {
-    const auto name = std::string(field);
+Expected<Constraint> read_guided(const Json& value, ConstraintKind kind, const std::string& name) {
     switch (kind) {
         case ConstraintKind::kJsonSchema:
             if (value.is_string()) return Constraint{kind, value.get<std::string>(), "", ""};
-            if (!value.is_object() && !value.is_boolean()) return bad_field(name + " must be a JSON schema", name);
+            if (!value.is_object() && !value.is_boolean()) return bad_field(name + " must be a JSON schema", top_of(name));
             return Constraint{kind, dump(value), "", ""};
         case ConstraintKind::kChoice:
-            if (!value.is_array()) return bad_field(name + " must be an array of strings", name);
+            if (!value.is_array()) return bad_field(name + " must be an array of strings", top_of(name));
             return Constraint{kind, dump(value), "", ""};
         case ConstraintKind::kJsonObject:
-            if (!value.is_boolean()) return bad_field(name + " must be true or false", name);
+            if (!value.is_boolean()) return bad_field(name + " must be true or false", top_of(name));
             return Constraint{value.get<bool>() ? kind : ConstraintKind::kNone, "", "", ""};
         default:
-            if (!value.is_string()) return bad_field(name + " must be a string", name);
+            if (!value.is_string()) return bad_field(name + " must be a string", top_of(name));
             return Constraint{kind, value.get<std::string>(), "", ""};
     }
 }
@@ -100,10 +102,10 @@ const Json* set_field(const Json& object, const char* name) {
 Expected<Constraint> read_constraint(const Json& body) {
     Constraint found;
     std::string field;
-    const auto take = [&](Expected<Constraint> read, const char* name) -> Expected<void> {
+    const auto take = [&](Expected<Constraint> read, const std::string& name) -> Expected<void> {
         if (!read) return fail(std::move(read).error());
         if (read->kind == ConstraintKind::kNone) return {};
-        if (!field.empty()) return bad_field(std::string(name) + " together with " + field, name);
+        if (!field.empty()) return bad_field(name + " cannot be used together with " + field, top_of(name));
         found = std::move(*read);
         field = name;
         return {};
@@ -116,15 +118,17 @@ Expected<Constraint> read_constraint(const Json& body) {
         if (outputs == nullptr) return {};
         BATON_TRY(check_structured_outputs(*outputs));
         for (const Field& f : kFields)
-            if (const Json* value = set_field(*outputs, f.nested))
-                BATON_TRY(take(read_guided(*value, f.kind, "structured_outputs"), "structured_outputs"));
+            if (const Json* value = set_field(*outputs, f.nested)) {
+                const std::string name = std::string("structured_outputs.") + f.nested;
+                BATON_TRY(take(read_guided(*value, f.kind, name), name));
+            }
         return {};
     };
     BATON_TRY(read_from(body));
     // What a client library puts beside the fields it knows, where it was sent as it is.
     if (const Json* extra = find(body, "extra_body"); extra != nullptr && extra->is_object()) BATON_TRY(read_from(*extra));
     if (found.kind == ConstraintKind::kNone) return found;
-    if (auto compiles = grammar::check(found); !compiles) return fail(compiles.error().code, field + ": " + compiles.error().message, field);
+    if (auto compiles = grammar::check(found); !compiles) return fail(compiles.error().code, field + ": " + compiles.error().message, top_of(field));
     return found;
 }
 

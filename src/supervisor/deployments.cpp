@@ -127,9 +127,10 @@ void Deployments::launch_files(config::LaunchRequest request, Known known, std::
 
 /// What a client hears of files that cannot be served.
 Error Deployments::inspection_error(const config::LaunchRequest& request, Error e) {
-    if ((request.pd || request.enable_xavier) && names_recurrent_architecture(e)) e.message = kRecurrentPd;
+    const bool recurrent = (request.pd || request.enable_xavier) && names_recurrent_architecture(e);
+    if (recurrent) e.message = kRecurrentPd;
     const std::string name = std::filesystem::path(request.model_path).filename().string();
-    const bool of_the_file = e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kIo;
+    const bool of_the_file = e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kIo || (e.code == ErrorCode::kUnsupported && !recurrent);
     if (of_the_file && !name.empty() && e.message.find(name) == std::string::npos) e.message = name + ": " + e.message;
     if (e.code == ErrorCode::kCorrupt || e.code == ErrorCode::kNotFound || e.code == ErrorCode::kIo) e.code = ErrorCode::kInvalidArgument;
     if (e.param.empty()) e.param = "model_path";

@@ -15,8 +15,12 @@ Expected<void> force_call(const openai::ResponseOptions& response, openai::Gener
     if (options.constraint.kind != wire::ConstraintKind::kNone)
         return fail(ErrorCode::kInvalidArgument, "tool_choice may not force a call where response_format or guided_* says what the answer is", "tool_choice");
     options.constraint = {wire::ConstraintKind::kGrammar, openai::tool_grammar(response.tool_format, response.tool_use), "", ""};
-    if (auto ok = grammar::check(options.constraint); !ok) return fail(ok.error().code, "tools: " + ok.error().message, "tools");
-    return {};
+    auto whole = grammar::check(options.constraint);
+    if (whole) return {};
+    for (const openai::Tool& tool : response.tool_use.tools)
+        if (auto one = grammar::check({wire::ConstraintKind::kJsonSchema, tool.parameters_json.empty() ? "{}" : tool.parameters_json, "", ""}); !one)
+            return fail(one.error().code, "tools: parameters of " + tool.name + ": " + one.error().message, "tools");
+    return fail(whole.error().code, "tools: " + whole.error().message, "tools");
 }
 
 /// What is constrained begins behind the thoughts.

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <string_view>
 
 namespace baton::supervisor {
 namespace {
@@ -25,6 +29,16 @@ bool can_mean(const std::string& label, const std::string& held) {
     return a.find('k') != std::string::npos && !is_plain_type(b) && bits(a) == bits(b);
 }
 
+/// Billions of parameters that a label says: "0.6", "0_6", "7", "7B". Nothing where it is no number.
+std::optional<double> billions(std::string label) {
+    std::ranges::replace(label, '_', '.');
+    double value = 0;
+    const auto [end, error] = std::from_chars(label.data(), label.data() + label.size(), value);
+    const std::string_view rest(end, static_cast<size_t>(label.data() + label.size() - end));
+    if (error != std::errc{} || !(value > 0) || !(rest.empty() || rest == "b" || rest == "B")) return std::nullopt;
+    return value;
+}
+
 bool is_gguf(const std::string& format) { return plain(format).starts_with("gguf"); }
 
 }  // namespace
@@ -38,6 +52,13 @@ std::vector<std::string> launch_warnings(const config::LaunchRequest& request, c
         out.push_back("model_format is " + request.model_format + ", but the files are " + model.format);
     if (labelled && !can_mean(request.quantization, model.quantization))
         out.push_back("quantization is " + request.quantization + ", but most of the weights are " + model.quantization);
+    // Labels are rounded, and embeddings count or not.
+    if (const auto said = billions(request.size_in_billions); labelled && said && model.parameters > 0)
+        if (const double held = static_cast<double>(model.parameters) * 1e-9; *said > 2 * held || 2 * *said < held) {
+            char text[32];
+            std::snprintf(text, sizeof text, "%.2g", held);
+            out.push_back("model_size_in_billions is " + request.size_in_billions + ", but the files hold " + text + " billion parameters");
+        }
     return out;
 }
 

@@ -146,6 +146,8 @@ Expected<void> set_format(const Ordered& body, Ordered& chat) {
         chat["response_format"] = *format;
         return {};
     }
+    const Ordered* held = member(*format, "schema");
+    if (held == nullptr || !held->is_object()) return bad("text.format.schema must be an object where text.format.type is json_schema", "text.format");
     Ordered schema = Ordered::object();
     for (const char* key : {"name", "description", "schema", "strict"})
         if (const Ordered* value = member(*format, key)) schema[key] = *value;

@@ -353,6 +353,7 @@ class Supervisor {
         inference_->abort_all("the server is shutting down");
         server_->stop_accepting();
         deployments_->shut_down([this] {
+            workers_.expect_ends();
             if (!local_worker_) return finish();
             local_worker_->stop(kWorkerStopMs, [this] { finish(); });
         });

@@ -66,7 +66,8 @@ void Workers::registered(const wire::WorkerReady& ready, const std::shared_ptr<n
 }
 
 void Workers::lost(const std::string& address, const std::string& reason) {
-    log::warn("worker.lost", {{"address", address}, {"reason", reason}});
+    if (closing_) log::info("worker.left", {{"address", address}});
+    else log::warn("worker.lost", {{"address", address}, {"reason", reason}});
     const Worker gone = std::move(workers_.at(address));
     workers_.erase(address);
     remember(address, gone.ready.host_id);

@@ -64,6 +64,8 @@ class Workers {
     [[nodiscard]] bool on_this_host(const std::string& address) const;
     /// False when that worker is not registered.
     bool send(const std::string& address, const wire::Message& message);
+    /// From now on workers may go: the supervisor ends.
+    void expect_ends() { closing_ = true; }
     void close_all();
 
   private:
@@ -73,6 +75,7 @@ class Workers {
     Events events_;
     std::map<std::string, std::string> gone_hosts_;  // address → host id of workers that are not registered
     std::map<std::string, Worker> workers_;
+    bool closing_ = false;
 };
 
 /// Whether two workers' addresses (ip:port) and host ids say that both are of one host. The id alone does, while the host

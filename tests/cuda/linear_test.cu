@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 
+#include "backend/cuda/device_traits.hpp"
 #include "baton/base/digest.hpp"
 #include "cuda/linear_cases.cuh"
 
@@ -91,16 +92,13 @@ TEST(Linear, SomeTileTakesEveryDeterministicProduct) {
                     product.matrix.k = shape.k;
                     product.matrix.out = shape.out;
                     product.m = m;
-                    TileConfig config;
-                    config.splits = static_cast<uint8_t>(deterministic_splits(shape.n, shape.k));
-                    uint32_t takers = 0;
-                    for (size_t v = 0; v < tile_shapes().size(); ++v)
-                        for (const bool cluster : {false, true}) {
-                            config.variant = static_cast<uint8_t>(v);
-                            config.cluster = cluster;
-                            takers += tile_takes(product, config, limits) ? 1 : 0;
-                        }
-                    EXPECT_GT(takers, 0u) << shape.n << " x " << shape.k << " m " << m << " with " << limits.shared_bytes << " bytes";
+                    std::vector<Choice> found;
+                    add_tiles(product, limits, 108, true, found);
+                    EXPECT_FALSE(found.empty()) << shape.n << " x " << shape.k << " m " << m << " with " << limits.shared_bytes << " bytes";
+                    for (const Choice& choice : found) {
+                        EXPECT_EQ(choice.tile.splits, deterministic_splits(shape.n, shape.k, limits.cluster));
+                        EXPECT_TRUE(limits.cluster || !choice.tile.cluster);
+                    }
                 }
 }
 
@@ -351,9 +349,7 @@ TEST(Linear, FamiliesAreKernels) {
         (*linear)->choose(c.matrix, 16, i);
         slab |= describe((*linear)->chosen(c.matrix, 16)).starts_with("slab 16x32");
     }
-    int major = 0;
-    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
-    EXPECT_TRUE(slab || major != 9) << "of 16 rows every form of slab is tried in the step";
+    EXPECT_EQ(slab, current_device().major == 9 && current_device().runs_sm90_code()) << "of 16 rows every form of slab is tried in the step";
     EXPECT_EQ((*linear)->family(c.matrix, 17, 0), 0u) << "more rows than there may be";
 }
 

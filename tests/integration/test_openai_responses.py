@@ -86,7 +86,7 @@ def test_reasoning_and_tools(api):
 @pytest.mark.parametrize("change,param", [({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"), ({"background": True}, "background"),
                                           ({"input": None}, "input"), ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"),
                                           ({"tools": [{"type": "web_search"}]}, "tools"), ({"temperature": 9}, "temperature"), ({"truncation": "auto"}, "truncation"),
-                                          ({"instructions": 5}, "instructions"), ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input")])
+                                          ({"instructions": 5}, "instructions"), ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"), ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input")])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_is_refused(api, change, param, streamed):
     r = api.post("/v1/responses", **{"model": UID, "input": "Say hi", "stream": streamed, **change})

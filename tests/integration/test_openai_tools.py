@@ -36,6 +36,8 @@ def test_a25_bad_tools(api):
                  {"type": "function", "function": {"name": "x", "parameters": 5}}, {"type": "function", "function": {"name": "get weather"}}):
         api.bad("tools", tools=[tool])
     assert "tools[2].function.name" in api.bad("tools", tools=[WEATHER, CLOCK, WEATHER])["message"]
+    broken = {"type": "function", "function": {"name": "broken", "parameters": {"properties": {"a": {"type": "string", "pattern": "("}}}}}
+    assert "parameters of broken" in api.bad("tools", tools=[WEATHER, broken], tool_choice="required")["message"]
     assert api.chat(**T0, tools=[WEATHER], tool_choice=None)["choices"]
 
 

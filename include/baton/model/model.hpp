@@ -47,6 +47,7 @@ struct ModelInfo {
     std::string quantization;  ///< type that holds most of the weight bytes: "Q4_1", "BF16", …
     std::string format;        ///< "gguf" or "safetensors"
     uint64_t weight_bytes = 0;
+    uint64_t parameters = 0;  ///< elements of the weights
     /// Positions that may be used: the model's context, limited to its attention window where it
     /// has one (attention inside one window equals full attention) and to
     /// limits::kContextTokensMax.

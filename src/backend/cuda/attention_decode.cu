@@ -13,7 +13,7 @@ cudaError_t pick(const DecodeAttention& a, const Use& use) {
     const DeviceTraits& device = current_device();
     if (device.error != cudaSuccess)
         return device.error;
-    const bool clusters = device.compiled >= 90;
+    const bool clusters = device.runs_sm90_code();
     const uint32_t cluster = decode_cluster(a, clusters);
     const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(device.shared_max); };
     if (a.base.sequences <= 8 && fits(decode_shared<D, 4, 2, 2>(a, cluster)))

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cuda/common.hpp"
+#include "backend/cuda/device_traits.hpp"
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ptx.cuh"
@@ -87,18 +88,6 @@ __device__ __forceinline__ void copy16_of_stream(uint32_t to, const void* from, 
 }  // namespace baton::backend::cuda::dev
 
 namespace baton::backend::cuda {
-
-/// What a launch needs to know of the current device. Asking the runtime each time would cost more than the launch.
-struct DeviceTraits {
-    cudaError_t error = cudaSuccess;
-    int index = 0;
-    int major = 0;
-    int minor = 0;
-    int multiprocessors = 0;
-    int shared_max = 0;  ///< bytes of shared memory a block may ask for
-    int compiled = 0;    ///< the architecture that the code which runs here was compiled for, e.g. 90: not more than the device's
-};
-const DeviceTraits& current_device();
 
 /// Lets a kernel use all of the shared memory there is, once per device. Any thread.
 template <auto Kernel>

@@ -37,7 +37,7 @@ cudaError_t describe_pages(CUtensorMap& map, Elem elem, const void* pages, const
 bool runs_prefill_90() {
     // A build without sm_90a runs there from older PTX, in which the kernel is empty.
     const DeviceTraits& device = current_device();
-    return device.error == cudaSuccess && device.major == 9 && device.minor == 0 && device.compiled >= 90;
+    return device.error == cudaSuccess && device.major == 9 && device.minor == 0 && device.runs_sm90_code();
 }
 
 cudaError_t prefill_attention_90(const Launch& launch, const PrefillAttention& args) {

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/cuda_backend.hpp"
 #include "backend/cuda/device_info.hpp"
+#include "backend/cuda/device_traits.hpp"
 
 namespace baton::backend::cuda {
 
@@ -77,7 +78,7 @@ Expected<void> CudaBackend::open_device() {
                                                  std::to_string(properties.minor) + "; 8.0 and later are supported");
     device_name_ = properties.name;
     multiprocessors_ = static_cast<uint32_t>(properties.multiProcessorCount);
-    pdl_ = properties.major >= 9;
+    pdl_ = current_device().runs_sm90_code();
     free_at_start_ = device_free();
     held_at_start_ = device_bytes_held();
     const uint32_t context = model_.shape.context;

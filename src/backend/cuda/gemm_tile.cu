@@ -1,6 +1,7 @@
 // Choice and launch of the tensor-core product's instantiations.
 #include <algorithm>
 
+#include "backend/cuda/device_traits.hpp"
 #include "backend/cuda/gemm_tile_table.cuh"
 
 namespace baton::backend::cuda {
@@ -47,13 +48,11 @@ std::span<const TileShape> tile_shapes() { return kShapes; }
 cudaError_t tile_prepare(TileLimits& limits) {
     int device = 0;
     int shared = 0;
-    int major = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (error != cudaSuccess) return error;
     limits.shared_bytes = static_cast<uint32_t>(shared);
-    limits.cluster = major == 9;  // newer devices run the PTX of sm_80, which has no clusters
+    limits.cluster = current_device().runs_sm90_code();
     for (const auto& table : {gemm::tile_table_bf16(), gemm::tile_table_f16()})
         for (const TileEntry& entry : table) {
             error = cudaFuncSetAttribute(reinterpret_cast<const void*>(entry.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,

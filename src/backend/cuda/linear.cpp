@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "backend/cuda/device_traits.hpp"
 #include "backend/cuda/linear_impl.hpp"
 #include "backend/cuda/linear_shared.hpp"
 
@@ -21,11 +22,38 @@ bool needs_wide(const Matrix& matrix) { return matrix.out == Out::kSwiGlu; }
 
 }  // namespace
 
-uint32_t deterministic_splits(uint32_t n, uint32_t k) {
+uint32_t deterministic_splits(uint32_t n, uint32_t k, bool clusters) {
+    if (!clusters) return 1;
     const uint32_t tiles = ceil_div(k, 64);
     uint32_t splits = n <= 1536 ? 8 : (n <= 3072 ? 4 : 1);
     while (splits > 1 && splits * 2 > tiles) splits /= 2;
     return splits;
+}
+
+void add_tiles(const Product& product, const TileLimits& limits, uint32_t multiprocessors, bool fixed, std::vector<Choice>& found) {
+    const auto shapes = tile_shapes();
+    const uint32_t fixed_splits = deterministic_splits(product.matrix.n, product.matrix.k, limits.cluster);
+    for (size_t v = 0; v < shapes.size(); ++v) {
+        const TileShape& shape = shapes[v];
+        const uint32_t m_tiles = ceil_div(product.m, shape.cols);
+        const uint32_t tiles_max = shape.cols >= 128 ? ~0u : (shape.cols == 64 ? 4 : (shape.cols == 32 ? 2 : 1));
+        if (m_tiles > tiles_max || (shape.cols > 8 && shape.cols >= 2 * product.m)) continue;
+        const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
+        for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
+            if (fixed && splits != fixed_splits) continue;
+            if (!fixed && splits > 1 && blocks * splits >= 6 * multiprocessors) continue;
+            if (!fixed && splits < 8 && blocks * splits * 3 <= multiprocessors) continue;
+            for (const bool cluster : {false, true})
+                for (const bool fused : {false, true}) {
+                    if (cluster != (splits > 1) && !(fixed && !cluster)) continue;
+                    if (fused && (fixed || product.matrix.norm == nullptr)) continue;
+                    Choice choice;
+                    choice.kind = Kind::kTile;
+                    choice.tile = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), cluster, fused};
+                    if (tile_takes(product, choice.tile, limits)) found.push_back(choice);
+                }
+        }
+    }
 }
 
 Expected<std::unique_ptr<Linear>> Linear::create(const LinearOptions& options) {
@@ -43,7 +71,7 @@ Expected<std::unique_ptr<LinearImpl>> LinearImpl::make(const LinearOptions& opti
     cudaDeviceProp properties = {};
     BATON_CUDA_TRY(cudaGetDeviceProperties(&properties, device), "the device's properties");
     linear->multiprocessors_ = static_cast<uint32_t>(properties.multiProcessorCount);
-    linear->pdl_ = properties.major == 9;
+    linear->pdl_ = current_device().runs_sm90_code();
     BATON_CUDA_TRY(tile_prepare(linear->limits_), "preparing the product kernels");
     BATON_CUDA_TRY(held_prepare(options.elem, linear->held_most_), "preparing the product kernels");
     BATON_CUDA_TRY(slab_prepare(options.elem, linear->slab_most_), "preparing the product kernels");
@@ -156,7 +184,7 @@ bool LinearImpl::takes(const Matrix& matrix, uint32_t m, const Choice& choice) c
         case Kind::kRing: return !options_.deterministic && ring_takes(product, choice.ring, ring_limits_);
         case Kind::kTile:
             if (options_.deterministic &&
-                (choice.tile.splits != deterministic_splits(matrix.n, matrix.k) || choice.tile.norm_fused))
+                (choice.tile.splits != deterministic_splits(matrix.n, matrix.k, limits_.cluster) || choice.tile.norm_fused))
                 return false;
             return tile_takes(product, choice.tile, limits_);
     }
@@ -198,33 +226,6 @@ void LinearImpl::add_direct(const Product& product, std::vector<Choice>& found) 
                 choice.direct = {static_cast<uint8_t>(v), static_cast<uint8_t>(slices), static_cast<uint8_t>(tiles)};
                 if (direct_takes(product, choice.direct)) found.push_back(choice);
             }
-        }
-    }
-}
-
-void LinearImpl::add_tile(const Product& product, std::vector<Choice>& found) const {
-    const auto shapes = tile_shapes();
-    const bool fixed = options_.deterministic;
-    const uint32_t fixed_splits = deterministic_splits(product.matrix.n, product.matrix.k);
-    for (size_t v = 0; v < shapes.size(); ++v) {
-        const TileShape& shape = shapes[v];
-        const uint32_t m_tiles = ceil_div(product.m, shape.cols);
-        const uint32_t tiles_max = shape.cols >= 128 ? ~0u : (shape.cols == 64 ? 4 : (shape.cols == 32 ? 2 : 1));
-        if (m_tiles > tiles_max || (shape.cols > 8 && shape.cols >= 2 * product.m)) continue;
-        const uint32_t blocks = m_tiles * ceil_div(product.matrix.n, shape.rows);
-        for (const uint32_t splits : {1u, 2u, 4u, 8u}) {
-            if (fixed && splits != fixed_splits) continue;
-            if (!fixed && splits > 1 && blocks * splits >= 6 * multiprocessors_) continue;
-            if (!fixed && splits < 8 && blocks * splits * 3 <= multiprocessors_) continue;
-            for (const bool cluster : {false, true})
-                for (const bool fused : {false, true}) {
-                    if (cluster != (splits > 1) && !(fixed && !cluster)) continue;
-                    if (fused && (fixed || product.matrix.norm == nullptr)) continue;
-                    Choice choice;
-                    choice.kind = Kind::kTile;
-                    choice.tile = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), cluster, fused};
-                    if (tile_takes(product, choice.tile, limits_)) found.push_back(choice);
-                }
         }
     }
 }
@@ -389,7 +390,8 @@ std::vector<Choice> LinearImpl::candidates(const Matrix& matrix, uint32_t m) con
     // Rows at which rings were the quickest in whole steps: with fewer the direct kernels are, with more the library.
     if (!options_.deterministic && m > 16 && m <= 64) add_ring(product, found);
     const bool rings = found.size() > others;
-    if (options_.deterministic || found.empty() || (m > 1 && m <= 256 && !rings)) add_tile(product, found);
+    if (options_.deterministic || found.empty() || (m > 1 && m <= 256 && !rings))
+        add_tiles(product, limits_, multiprocessors_, options_.deterministic, found);
     return found;
 }
 

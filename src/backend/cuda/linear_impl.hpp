@@ -11,8 +11,12 @@
 
 namespace baton::backend::cuda {
 
-/// Parts of k whose sums are added in order where results must not depend on m: fixed by the matrix alone.
-[[nodiscard]] uint32_t deterministic_splits(uint32_t n, uint32_t k);
+/// Parts of k whose sums are added in order where results must not depend on m: fixed by the matrix alone. Only clusters add parts for
+/// few rows; a device without them has one.
+[[nodiscard]] uint32_t deterministic_splits(uint32_t n, uint32_t k, bool clusters);
+
+/// Adds the tensor-core tiles worth measuring for a product; `fixed`: those whose results do not depend on m.
+void add_tiles(const Product& product, const TileLimits& limits, uint32_t multiprocessors, bool fixed, std::vector<Choice>& found);
 
 /// Linear, and what its test and bench look into. One thread.
 class LinearImpl final : public Linear {
@@ -70,7 +74,6 @@ class LinearImpl final : public Linear {
     [[nodiscard]] Choice untuned(const Matrix& matrix, uint32_t m) const;
     void add_gemv(const Product& product, std::vector<Choice>& found) const;
     void add_direct(const Product& product, std::vector<Choice>& found) const;
-    void add_tile(const Product& product, std::vector<Choice>& found) const;
     void add_ring(const Product& product, std::vector<Choice>& found) const;
     void add_slab(const Product& product, std::vector<Choice>& found) const;
     void add_held(const Product& product, std::vector<Choice>& found) const;

@@ -1,5 +1,6 @@
 #include "baton/model/gguf_file.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -185,6 +186,7 @@ TEST(GgufFile, RefusesBadValues) {
 
 TEST(GgufFile, RefusesTensorsThatDoNotFit) {
     const std::string block(256, 'x');
+    const auto outside = testing::MatchesRegex("GGUF tensor 't' lies outside the file of [0-9]+ bytes; is it whole\\?");
     const auto one = [&](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
         GgufWriter w;
         w.data = block;
@@ -192,10 +194,10 @@ TEST(GgufFile, RefusesTensorsThatDoNotFit) {
         return error_of(w);
     };
     EXPECT_EQ(one({64}, 0, 0), "");
-    EXPECT_EQ(one({65}, 0, 0), "GGUF tensor 't' lies outside the file");
-    EXPECT_EQ(one({64}, 0, 32), "GGUF tensor 't' lies outside the file");
-    EXPECT_EQ(one({1}, 0, 1ull << 62), "GGUF tensor 't' lies outside the file");
-    EXPECT_EQ(one({1}, 0, UINT64_MAX - 31), "GGUF tensor 't' lies outside the file");
+    EXPECT_THAT(one({65}, 0, 0), outside);
+    EXPECT_THAT(one({64}, 0, 32), outside);
+    EXPECT_THAT(one({1}, 0, 1ull << 62), outside);
+    EXPECT_THAT(one({1}, 0, UINT64_MAX - 31), outside);
     EXPECT_EQ(one({8}, 0, 4), "GGUF tensor 't' is not aligned");
     EXPECT_EQ(one({}, 0, 0), "GGUF tensor 't' has 0 dimensions");
     EXPECT_EQ(one({1, 1, 1, 1, 1}, 0, 0), "GGUF tensor 't' has 5 dimensions");

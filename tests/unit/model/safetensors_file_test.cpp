@@ -53,11 +53,11 @@ TEST(SafetensorsFile, RefusesOffsetsThatLie) {
     };
     EXPECT_EQ(one(R"("shape":[2],"data_offsets":[0,8])"), "");
     EXPECT_EQ(one(R"("shape":[3],"data_offsets":[0,12])"),
-              "safetensors tensor 't' lies outside the file");
+              "safetensors tensor 't' lies outside the file's 8 bytes of data; is it whole?");
     EXPECT_EQ(one(R"("shape":[2],"data_offsets":[8,0])"),
-              "safetensors tensor 't' lies outside the file");
+              "safetensors tensor 't' lies outside the file's 8 bytes of data; is it whole?");
     EXPECT_EQ(one(R"("shape":[2],"data_offsets":[18446744073709551608,0])"),
-              "safetensors tensor 't' lies outside the file");
+              "safetensors tensor 't' lies outside the file's 8 bytes of data; is it whole?");
     EXPECT_EQ(one(R"("shape":[1],"data_offsets":[0,8])"),
               "safetensors tensor 't' does not have the size of its shape and type");
     EXPECT_EQ(one(R"("shape":[4611686018427387904,4],"data_offsets":[0,0])"),

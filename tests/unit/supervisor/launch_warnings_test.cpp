@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstdio>
+
 namespace baton::supervisor {
 namespace {
 
@@ -52,6 +55,30 @@ TEST(LaunchWarnings, SayWhenALabelContradictsTheFiles) {
         const auto m = model_of(c.format, c.quantization);
         EXPECT_EQ(launch_warnings(r, m, true).size(), static_cast<size_t>(c.warnings)) << c.format << " " << c.quantization << " " << c.label_format << " " << c.label_quantization;
         EXPECT_THAT(launch_warnings(r, m, false), IsEmpty());  // the registry's words, not the client's
+    }
+}
+
+TEST(LaunchWarnings, SayWhenTheSizeIsFarFromThatOfTheFiles) {
+    auto m = model_of("gguf", "Q4_1");
+    config::LaunchRequest r;
+    for (const uint64_t held : {0ull, 134'515'008ull, 630'000'000ull, 8'030'000'000ull}) {
+        m.parameters = held;
+        for (const double factor : {0.3, 0.6, 1.0, 1.7, 3.0})
+            for (const char* spelling : {"%.3f", "%.3fB"}) {
+                char label[32];
+                std::snprintf(label, sizeof label, spelling, static_cast<double>(held) * 1e-9 * factor);
+                for (const bool underscore : {false, true}) {
+                    r.size_in_billions = label;
+                    if (underscore) std::ranges::replace(r.size_in_billions, '.', '_');
+                    const bool far = held > 0 && (factor < 0.5 || factor > 2);
+                    EXPECT_EQ(launch_warnings(r, m, true).size(), far ? 1u : 0u) << r.size_in_billions << " of " << held;
+                    EXPECT_THAT(launch_warnings(r, m, false), IsEmpty());
+                }
+            }
+    }
+    for (const char* no_size : {"", "large", "-3", "7 or so", "nan"}) {
+        r.size_in_billions = no_size;
+        EXPECT_THAT(launch_warnings(r, m, true), IsEmpty()) << no_size;
     }
 }
 
