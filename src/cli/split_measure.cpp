@@ -1,13 +1,18 @@
 #include "cli/split_measure.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <numeric>
@@ -22,6 +27,7 @@
 #include "baton/worker/host_facts.hpp"
 #include "cli/bench_cuda.hpp"
 #include "cli/bench_pool.hpp"
+#include "cli/split_beside.hpp"
 
 /// Steps timed on this machine.
 namespace baton::cli::split {
@@ -30,9 +36,10 @@ namespace {
 constexpr uint32_t kStepTokens = 512, kSequences = 64, kBlockTokens = 16;
 constexpr uint64_t kKvBytes = 1ull << 30;  ///< a replica's own default
 constexpr uint32_t kRoundsMin = 3, kRoundsMax = 15;
-constexpr int64_t kPointUs = 400'000;      ///< of rounds of one step, about
 constexpr int64_t kAllUs = 10'000'000;      ///< of rounds of all
 constexpr uint32_t kPauses = 7;
+constexpr double kTogetherUs = 30'000;      ///< for so long at least a replica's steps run beside another's
+constexpr uint32_t kRoundsTogether = 5;
 constexpr int64_t kPauseMs = 300;
 constexpr uint32_t kPauseChunk = 64;
 constexpr double kHandoffMs = 1.0;         ///< between two processes of a host: links, wake-ups, the last pages
@@ -90,6 +97,28 @@ class Relay {
     std::thread threads_[2];
 };
 
+uint64_t blocks_of(uint64_t positions, uint32_t block_tokens) { return (positions + block_tokens - 1) / block_tokens; }
+uint64_t blocks_needed(const StepSample& s, uint32_t block_tokens) {
+    return s.rows * blocks_of(s.context, block_tokens) + blocks_of(uint64_t{s.position} + s.prompt_tokens, block_tokens);
+}
+
+bool read_all(int fd, void* to, size_t bytes) {
+    for (auto* at = static_cast<std::byte*>(to); bytes > 0;) {
+        const ssize_t n = ::recv(fd, at, bytes, 0);
+        if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
+        if (n > 0) at += n, bytes -= static_cast<size_t>(n);
+    }
+    return true;
+}
+bool write_all(int fd, const void* from, size_t bytes) {
+    for (const auto* at = static_cast<const std::byte*>(from); bytes > 0;) {
+        const ssize_t n = ::send(fd, at, bytes, MSG_NOSIGNAL);
+        if (n < 0 && errno != EINTR) return false;
+        if (n > 0) at += n, bytes -= static_cast<size_t>(n);
+    }
+    return true;
+}
+
 /// A replica's backend with a pool of its own, and steps made up for it.
 class Rig {
   public:
@@ -136,20 +165,6 @@ class Rig {
         return static_cast<double>(std::max<int64_t>(1, steady_now_us() - begin));
     }
 
-    /// The step's median time over some rounds.
-    Expected<StepSample> time(StepSample s) {
-        BATON_TRY(run(s));  // its pages and buffers once
-        std::vector<double> us;
-        double sum = 0;
-        while (us.size() < kRoundsMin || (us.size() < kRoundsMax && sum < kPointUs)) {
-            BATON_TRY_ASSIGN(const double once, run(s));
-            us.push_back(once);
-            sum += once;
-        }
-        s.us = median(std::move(us));
-        return s;
-    }
-
     /// Median times of many steps in rounds, so that what disturbs the machine for a while touches each a little. Before each comes a
     /// decode step, the same where it is one itself: most steps of a replica follow one, and find the weights where it left them.
     Expected<std::vector<StepSample>> time_all(std::vector<StepSample> steps) {
@@ -170,13 +185,11 @@ class Rig {
     [[nodiscard]] std::string describe() const { return backend_->describe(); }
     [[nodiscard]] uint64_t positions() const { return uint64_t{block_tokens_} * blocks_.size(); }
     /// Whether all sequences of the step find blocks.
-    [[nodiscard]] bool fits(const StepSample& s) const {
-        return s.rows * blocks_of(s.context) + blocks_of(uint64_t{s.position} + s.prompt_tokens) <= blocks_.size();
-    }
+    [[nodiscard]] bool fits(const StepSample& s) const { return blocks_needed(s, block_tokens_) <= blocks_.size(); }
 
   private:
     Rig() = default;
-    [[nodiscard]] uint64_t blocks_of(uint64_t positions) const { return (positions + block_tokens_ - 1) / block_tokens_; }
+    [[nodiscard]] uint64_t blocks_of(uint64_t positions) const { return split::blocks_of(positions, block_tokens_); }
 
     /// Where `n` blocks begin for a prompt, none of the first `taken`: a replica too gives prompts blocks that no cache holds, in
     /// memory that was never written or long ago.
@@ -221,52 +234,133 @@ std::vector<StepSample> points(const Rates& rates, uint32_t longest, uint32_t ba
     return out;
 }
 
-/// How much longer a step takes after a pause than right after another one, ms.
+/// How much longer a step takes after a pause than right after another one, ms: of pairs, one after the other.
 Expected<double> after_pause(Rig& rig, const StepSample& step) {
-    BATON_TRY_ASSIGN(const StepSample warm, rig.time(step));
-    std::vector<double> us;
+    BATON_TRY(rig.run(step));
+    std::vector<double> longer;
     for (uint32_t i = 0; i < kPauses; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
-        BATON_TRY_ASSIGN(const double once, rig.run(step));
-        us.push_back(once);
+        BATON_TRY_ASSIGN(const double rested, rig.run(step));
+        BATON_TRY(rig.run(step));
+        BATON_TRY_ASSIGN(const double at_once, rig.run(step));
+        longer.push_back(rested - at_once);
     }
-    return std::max(0.0, median(std::move(us)) - warm.us) / 1000;
+    return std::max(0.0, median(std::move(longer))) / 1000;
 }
 
-/// How much longer steps take while another replica's run on the same cores: of `a` and of `b`.
-Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Rig& b, const StepSample& of_b, double seconds) {
-    BATON_TRY_ASSIGN(const StepSample alone_a, a.time(of_a));
-    BATON_TRY_ASSIGN(const StepSample alone_b, b.time(of_b));
-    std::atomic<bool> stop{false};
-    std::atomic<uint32_t> begun{0};
-    std::vector<double> us[2];
-    Expected<void> ok[2];
-    const auto loop = [&](Rig& rig, const StepSample& s, int which) {
-        ++begun;
-        while (!stop) {
-            const auto once = rig.run(s);
-            if (!once) {
-                ok[which] = fail(once.error());
-                stop = true;
-                return;
-            }
-            us[which].push_back(*once);
+/// A second replica, in a process of its own as one that serves is. It computes the same step again and again while it is let.
+class Neighbour {
+  public:
+    /// `options` and `plan` are the replica's. Before this process has threads: those would not be there in the other.
+    static Expected<std::unique_ptr<Neighbour>> start(const backend::Plan& plan, const backend::CpuOptions& options) {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+            return fail(ErrorCode::kIo, std::string("cannot make a pair of sockets: ") + std::strerror(errno));
+        auto out = std::unique_ptr<Neighbour>(new Neighbour(UniqueFd(ends[0]), options));
+        UniqueFd other(ends[1]);
+        out->pid_ = ::fork();
+        if (out->pid_ < 0) return fail(ErrorCode::kIo, std::string("cannot start a process: ") + std::strerror(errno));
+        if (out->pid_ == 0) {
+            out->link_.reset();
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+            ::_exit(serve(plan, options, other.get()) ? 0 : 1);
         }
+        other.reset();
+        BATON_TRY(out->ready());
+        return out;
+    }
+    ~Neighbour() {
+        link_.reset();
+        if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+    }
+    Neighbour(const Neighbour&) = delete;
+    Neighbour& operator=(const Neighbour&) = delete;
+
+    /// Lets it compute, and returns once so many steps are over.
+    Expected<void> go_on(const StepSample& step, uint32_t steps) {
+        const Order order{step, steps};
+        return write_all(link_.get(), &order, sizeof order) ? ready() : gone();
+    }
+    /// Returns its steps since it went on, once none is under way.
+    Expected<std::vector<Span>> pause() {
+        const Order order{};
+        uint32_t count = 0;
+        if (!write_all(link_.get(), &order, sizeof order) || !read_all(link_.get(), &count, sizeof count)) return gone();
+        std::vector<Span> spans(count);
+        if (!read_all(link_.get(), spans.data(), count * sizeof(Span))) return gone();
+        return spans;
+    }
+    [[nodiscard]] bool fits(const StepSample& s) const { return blocks_needed(s, block_tokens_) <= blocks_; }
+
+  private:
+    /// `steps` of this kind and then more until the next order; none: a pause.
+    struct Order {
+        StepSample step;
+        uint32_t steps = 0;
     };
-    std::thread other([&] { loop(b, of_b, 1); });
-    std::thread clock([&] {
-        const int64_t end = steady_now_us() + static_cast<int64_t>(seconds * 1e6);
-        while (!stop && steady_now_us() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        stop = true;
-    });
-    loop(a, of_a, 0);
-    other.join();
-    clock.join();
-    for (const auto& one : ok) BATON_TRY(one);
-    const auto longer = [](const std::vector<double>& with, double alone) {
-        return with.empty() ? 1.0 : std::max(1.0, std::accumulate(with.begin(), with.end(), 0.0) / static_cast<double>(with.size()) / alone);
+    Neighbour(UniqueFd link, const backend::CpuOptions& options) : link_(std::move(link)), blocks_(options.blocks), block_tokens_(options.block_tokens) {}
+
+    Expected<void> ready() const {
+        char byte = 0;
+        return read_all(link_.get(), &byte, sizeof byte) ? Expected<void>{} : gone();
+    }
+    static tl::unexpected<Error> gone() { return fail(ErrorCode::kInternal, "the second replica that was to be measured has gone"); }
+    /// The other process: until this one closes its end, or a step fails.
+    static bool serve(const backend::Plan& plan, const backend::CpuOptions& options, int link) {
+        const auto rig = Rig::make(plan, options);
+        const char ready = 1;
+        if (!rig || !write_all(link, &ready, sizeof ready)) return false;
+        std::vector<Span> spans;
+        for (Order order; read_all(link, &order, sizeof order);) {
+            spans.clear();
+            for (pollfd asked{link, POLLIN, 0}; spans.size() < order.steps || ::poll(&asked, 1, 0) == 0;) {
+                const auto begin = static_cast<double>(steady_now_us());
+                const auto once = (*rig)->run(order.step);
+                if (!once) return false;
+                spans.push_back({begin, begin + *once});
+                if (spans.size() == order.steps && !write_all(link, &ready, sizeof ready)) return false;
+            }
+            if (!read_all(link, &order, sizeof order)) return true;
+            const auto count = static_cast<uint32_t>(spans.size());
+            if (!write_all(link, &count, sizeof count) || !write_all(link, spans.data(), count * sizeof(Span))) return false;
+        }
+        return true;
+    }
+
+    UniqueFd link_;
+    pid_t pid_ = -1;
+    uint64_t blocks_;
+    uint32_t block_tokens_;
+};
+
+/// How many steps fill some time, 16 at most.
+uint32_t steps_in(double us, double once_us) { return static_cast<uint32_t>(std::clamp(std::ceil(us / std::max(once_us, 1.0)), 1.0, 16.0)); }
+
+/// How much longer steps take while another replica's run on the same cores: of `a`, which comes for some milliseconds, and of `b`, which
+/// goes on all the time. Each round times them together and alone, so that a machine that gets slower or quicker is no difference.
+Expected<std::pair<double, double>> beside(Rig& a, const StepSample& of_a, Neighbour& b, const StepSample& of_b, uint32_t rounds_min, double seconds) {
+    BATON_TRY(a.run(of_a));
+    BATON_TRY_ASSIGN(const double once_us, a.run(of_a));
+    BATON_TRY(b.go_on(of_b, 2));
+    BATON_TRY_ASSIGN(const std::vector<Span> first, b.pause());
+    const uint32_t steps = steps_in(kTogetherUs, once_us), others = 1 + steps_in(kTogetherUs, first.back().length());
+    const auto run = [&]() -> Expected<Span> {
+        const auto begin = static_cast<double>(steady_now_us());
+        for (uint32_t i = 0; i < steps; ++i) BATON_TRY(a.run(of_a));
+        return Span{begin, static_cast<double>(steady_now_us())};
     };
-    return std::pair(longer(us[0], alone_a.us), longer(us[1], alone_b.us));
+    std::vector<double> longer;
+    Slowed slowed;
+    const int64_t end = steady_now_us() + static_cast<int64_t>(seconds * 1e6);
+    for (uint32_t round = 0; round < rounds_min || (round < kRoundsMax && steady_now_us() < end); ++round) {
+        BATON_TRY(b.go_on(of_b, others));
+        BATON_TRY_ASSIGN(const Span together, run());
+        BATON_TRY_ASSIGN(const std::vector<Span> spans, b.pause());
+        BATON_TRY_ASSIGN(const Span alone, run());
+        longer.push_back(together.length() / alone.length());
+        slowed.add(together, spans);
+    }
+    return std::pair(std::max(1.0, median(std::move(longer))), slowed.factor());
 }
 
 /// Sequences that decode at once, by Little's law: answers' tokens a second times what a token takes one sequence alone.
@@ -276,18 +370,18 @@ uint32_t rows_at_once(const MeasureOptions& o, const std::vector<StepSample>& sa
     return static_cast<uint32_t>(std::clamp(std::ceil(o.tokens_per_second * alone->us / 1e6), 1.0, 64.0));
 }
 
-Expected<void> measure_beside(Rig& rig, Rig& second, const MeasureOptions& o, Rates& rates) {
+Expected<void> measure_beside(Rig& rig, Neighbour& second, const MeasureOptions& o, Rates& rates) {
     // As long as the load's own: the shorter a chunk's parts, the more it suffers from others on its cores.
     const StepSample chunk{std::min(rates.step_tokens, o.prompt), 0, 0, 0, 0};
     StepSample rows{0, 0, std::min(rows_at_once(o, rates.samples), rates.sequences), std::min(o.longest, (o.prompt + o.longest) / 2), 0};
     while (rows.rows > 1 && (!rig.fits(rows) || !second.fits(rows))) rows.rows /= 2;
-    BATON_TRY_ASSIGN(const auto mixed, beside(rig, chunk, second, rows, o.seconds));
-    BATON_TRY_ASSIGN(const auto chunks, beside(rig, chunk, second, chunk, o.seconds));
-    BATON_TRY_ASSIGN(const auto decodes, beside(rig, rows, second, rows, o.seconds));
+    BATON_TRY_ASSIGN(const auto mixed, beside(rig, chunk, second, rows, kRoundsTogether, 2 * o.seconds));
+    BATON_TRY_ASSIGN(const auto chunks, beside(rig, chunk, second, chunk, 2, o.seconds));
+    BATON_TRY_ASSIGN(const auto decodes, beside(rig, rows, second, rows, kRoundsTogether, o.seconds));
     rates.beside[0][1] = mixed.first;
     rates.beside[1][0] = mixed.second;
-    rates.beside[0][0] = (chunks.first + chunks.second) / 2;
-    rates.beside[1][1] = (decodes.first + decodes.second) / 2;
+    rates.beside[0][0] = chunks.first;
+    rates.beside[1][1] = decodes.first;
     return {};
 }
 
@@ -320,7 +414,7 @@ Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) 
     rates.kv_bytes_per_token = static_cast<double>(unit.block_bytes()) / rates.block_tokens;
     const uint64_t memory = worker::read_memory().total;
     const uint64_t bytes = std::min(kKvBytes, memory / 8);
-    const auto blocks_of = [&](uint64_t positions) { return (positions + rates.block_tokens - 1) / rates.block_tokens; };
+    const auto blocks_of = [&](uint64_t positions) { return split::blocks_of(positions, rates.block_tokens); };
     const uint64_t blocks = std::clamp<uint64_t>(bytes / unit.block_bytes(), blocks_of(plan.shape.context) + 1, 1u << 22);
     rates.kv_tokens = blocks * rates.block_tokens;
     options.blocks = static_cast<uint32_t>(std::min(blocks, rates.sequences * blocks_of(o.longest) + blocks_of(rates.step_tokens)));
@@ -329,6 +423,12 @@ Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) 
     BATON_TRY_ASSIGN(const UniqueFd weights, make_image(image.bytes));
     BATON_TRY(backend::fill_cpu_weights(plan, options, weights.get()));
     options.weights_fd = weights.get();
+    std::unique_ptr<Neighbour> second;
+    if (o.beside) {
+        backend::CpuOptions fewer = options;
+        fewer.blocks = static_cast<uint32_t>(std::min<uint64_t>(options.blocks, uint64_t{o.batch} * blocks_of(o.longest) + blocks_of(rates.step_tokens)));
+        BATON_TRY_ASSIGN(second, Neighbour::start(plan, fewer));
+    }
     BATON_TRY_ASSIGN(const auto rig, Rig::make(plan, options));
     rates.engine = rig->describe();
     std::vector<StepSample> all = points(rates, o.longest, o.batch);
@@ -339,11 +439,7 @@ Expected<Rates> measure_cpu(const backend::Plan& plan, const MeasureOptions& o) 
     BATON_TRY_ASSIGN(rates.after_pause_ms[1], after_pause(*rig, {0, 0, 1, std::min(o.longest, (o.prompt + o.longest) / 2), 0}));
     rates.handoff_ms = kHandoffMs;
     rates.handoff_gb_per_s = copy_rate();
-    if (o.beside) {
-        options.blocks = static_cast<uint32_t>(std::min<uint64_t>(options.blocks, uint64_t{o.batch} * blocks_of(o.longest) + blocks_of(rates.step_tokens)));
-        BATON_TRY_ASSIGN(const auto second, Rig::make(plan, options));
-        BATON_TRY(measure_beside(*rig, *second, o, rates));
-    }
+    if (second) BATON_TRY(measure_beside(*rig, *second, o, rates));
     return rates;
 }
 
