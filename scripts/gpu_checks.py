@@ -180,6 +180,32 @@ def memcheck(c, gpus):
              "--gtest_filter=Families/Model.Mixed*/qwen3:Families/Model.Mixed*/smollm"]]
 
 
+RACES = [  # test program and tests, on shapes as small as a watch over every access wants
+    ("linear_rings", "*"),
+    ("linear_bulk", "*EveryBulkBf16"),
+    ("linear", "*EveryCandidateBf16:*EveryDeterministicCandidate:Rows.NormAndSwiGlu"),
+    ("attention", "*PrefillAttentionTest.MatchesFloat64/*:*UnevenLengthsMatchFloat64:*ManySequences:RopeAppendTest.Match*"),
+    ("sampler", "*LongWay*:*EndsOfTheKeptSet*:*RowsDoNotDepend*:*Penalties*:*GraphServes*"),
+]
+
+
+def racecheck(c, gpus):
+    """No kernel is left out. Last a ring without one of its barriers, which must be reported."""
+    tool = SUITE / "sanitizer/compute-sanitizer"
+    if not tool.exists():
+        raise FileNotFoundError("the pack holds no compute-sanitizer")
+    watch = [tool, "--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "20"]
+    small = ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=30000"]
+    return [*([*small, *watch, SUITE / f"{area}_cuda_test", "--gtest_brief=1", f"--gtest_filter={tests}"] for area, tests in RACES),
+            ["sh", "-c", '"$@" >/dev/null; [ $? = 9 ] || ! echo FAIL a missing barrier is not reported', "sh", "env", "BATON_JITTER_WITHOUT=2 3 4", *watch,
+             SUITE / "jitter_cuda_test", "--gtest_filter=*RingForms*/Normed48"]]
+
+
+def jitter(c, gpus):
+    small = ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=30000", SUITE / "jitter_cuda_test", "--gtest_brief=1"]
+    return [[*small, "--gtest_filter=*Attention*:*Faults*"], [*small, "--gtest_filter=Linear.Every*Ring:Linear.EverySlab:Linear.EveryBulkBf16:*RingForms*", "--gtest_repeat=10"]]
+
+
 def bench(*runs):
     return lambda c, gpus: [[SUITE / "baton", "bench", "engine", "--device", "cuda", "--tuning", *run] for run in runs]
 
@@ -219,6 +245,8 @@ CHECKS = [
     Check("sampler", "kernels", "share", 12, gtest("sampler")),
     Check("model", "kernels", "share", 60, gtest("model"), limit=150),
     Check("memcheck", "kernels", "share", 13, memcheck, limit=120),
+    Check("racecheck", "kernels", "share", 77, racecheck, limit=180),
+    Check("jitter", "kernels", "share", 30, jitter, limit=75),
     Check("movers", "kernels", "all", 27, gtest("movers"), limit=120),
     Check("nccl", "kernels", "all", 35, gtest("nccl"), limit=150),  # on one GPU, over a socket, twice as long
     Check("bench-0.6b", "kernels", "one", 9, bench(["--shape", "qwen3-0.6b"])),
@@ -374,7 +402,7 @@ def figures(text):
 def summary(text):
     """The most telling words of a log, for the table."""
     parts = []
-    for pattern in (r"^\[ *(?:PASSED|FAILED|SKIPPED) *\] *\d.*", r"ERROR SUMMARY: \d+ errors", r"^\d+ checks failed", r"^parity: .*", r"replica on \S+ (\([CG]PU\))"):
+    for pattern in (r"^\[ *(?:PASSED|FAILED|SKIPPED) *\] *\d.*", r"(?:ERROR|RACECHECK) SUMMARY: \d+ \w+", r"^\d+ checks failed", r"^parity: .*", r"replica on \S+ (\([CG]PU\))"):
         parts += [re.sub(r"\s+", " ", m) for m in re.findall(pattern, text, re.MULTILINE)[:2]]
     steps = re.findall(r"^decode +(\d+) +1024 +([\d.]+)", text, re.MULTILINE)
     if steps:

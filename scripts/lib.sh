@@ -12,6 +12,8 @@ MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 # CUDA's compiler and libraries as Python packages, for a machine that has a driver and no toolkit.
 CUDA_VERSION=13.0
 CUDA_PACKAGES="nvidia-cuda-nvcc==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-crt==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.* nvidia-cublas==13.0.*"
+# Newer than the toolkit: racecheck of 13.0 reports warps of a ring that a named barrier orders.
+SANITIZER_PACKAGE=nvidia-cuda-sanitizer-api==13.5.25
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() {
@@ -169,6 +171,27 @@ unpack_cuda() {
     for library in "$root"/lib/*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so" || return; done
     ln -sfn lib "$root/lib64"
     "$root/bin/nvcc" --version
+}
+
+# compute-sanitizer from PyPI, kept in the cache: prints its folder.
+fetch_sanitizer() {
+    local folder work
+    folder=$(cache_dir)/sanitizer-${SANITIZER_PACKAGE##*=}
+    if [ ! -x "$folder/compute-sanitizer" ]; then
+        say "fetching compute-sanitizer from PyPI (18 MB)"
+        mkdir -p "$(cache_dir)" || return
+        work=$(mktemp -d "$(cache_dir)/sanitizer.XXXXXX") || return
+        if ! python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: --dest "$work" "$SANITIZER_PACKAGE" >&2 ||
+            ! python3 -m zipfile -e "$work"/*.whl "$work" || ! chmod +x "$work"/nvidia/cu13/compute-sanitizer/{compute-sanitizer,Tree*}; then
+            rm -rf "$work"
+            say "cannot get $SANITIZER_PACKAGE with pip: is there a network or a package mirror configured?"
+            return 1
+        fi
+        rm -rf "$folder"
+        mv "$work/nvidia/cu13/compute-sanitizer" "$folder" || return
+        rm -rf "$work"
+    fi
+    echo "$folder"
 }
 
 # build PRESET TESTS TARGET...; CUDA_OPTIONS as detect_cuda sets them.

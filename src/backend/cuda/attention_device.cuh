@@ -37,17 +37,20 @@ __device__ __forceinline__ float column_sum(float v) {
 /// A barrier in shared memory that the bytes sent to it count up; the blocks of the cluster see it after their barrier's wait.
 __device__ __forceinline__ void cluster_barrier_init(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
+    jitter();
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_barrier_expect(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
+    jitter();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 #endif
 }
 /// Waits for the bytes; once in the barrier's life.
 __device__ __forceinline__ void cluster_barrier_wait(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
+    if (jitter_waits(barrier, 0)) return;
     uint32_t done = 0;
     while (done == 0)
         asm volatile(
@@ -60,6 +63,7 @@ __device__ __forceinline__ void cluster_barrier_wait(uint32_t barrier) {
 /// Stores two numbers in a block of the cluster and counts their bytes at its barrier.
 __device__ __forceinline__ void send_in_cluster(uint32_t to, float2 v, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
+    jitter();
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y),
                  "r"(barrier)
                  : "memory");
@@ -68,6 +72,7 @@ __device__ __forceinline__ void send_in_cluster(uint32_t to, float2 v, uint32_t 
 
 /// Reads what another block has written and counted in: what it wrote before is seen by reads after this.
 __device__ __forceinline__ int load_acquire(const int* from) {
+    jitter();
     int v;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
     return v;

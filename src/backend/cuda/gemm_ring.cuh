@@ -59,7 +59,15 @@ struct Turn {
     }
 };
 
+/// How far the weights of a block have been asked for.
+struct RingWalk {
+    uint32_t unit;
+    uint32_t tile;  // of k
+    Turn turn;
+};
+
 __device__ __forceinline__ void ring_copy(uint32_t to, const CUtensorMap* map, uint32_t element, uint32_t row, uint32_t barrier) {
+    dev::jitter();
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map),
         "r"(barrier), "r"(element), "r"(row)
@@ -68,6 +76,7 @@ __device__ __forceinline__ void ring_copy(uint32_t to, const CUtensorMap* map, u
 /// To the same place of every block in `mask`, and their barriers are told.
 __device__ __forceinline__ void ring_copy_to_all(uint32_t to, const CUtensorMap* map, uint32_t element, uint32_t row, uint32_t barrier,
                                                  uint32_t mask) {
+    dev::jitter();
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
         "l"(map), "r"(barrier), "r"(element), "r"(row), "h"(static_cast<uint16_t>(mask))
@@ -77,10 +86,12 @@ __device__ __forceinline__ void ring_copy_to_all(uint32_t to, const CUtensorMap*
 __device__ __forceinline__ void ring_prefetch(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 /// Not with release at the cluster's scope, which would wait for all of this block's writes to memory.
 __device__ __forceinline__ void ring_arrive_at(uint32_t barrier_there) {
+    dev::jitter();
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
 }
 /// Copies from this block's shared memory to another block's, whose barrier counts the bytes.
 __device__ __forceinline__ void ring_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier_there) {
+    dev::jitter();
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes),
                  "r"(barrier_there)
                  : "memory");
@@ -180,16 +191,19 @@ struct RingPlace {
     /// First column of the result of a tile.
     [[nodiscard]] __device__ uint32_t column_of(uint32_t nt) const { return nt * (a.kind == Out::kSwiGlu ? N / 2 : N); }
 
-    __device__ void bring_w(const CUtensorMap* map) const {
+    /// Up to `most` stages of weights from `at` on.
+    __device__ void bring_w(const CUtensorMap* map, RingWalk& at, uint32_t most) const {
         constexpr bool kShared = MW == 2;
-        Turn turn;
-        for (uint32_t unit = unit0; unit < a.units; unit += unit_step) {
+        Turn& turn = at.turn;
+        for (; at.unit < a.units; at.unit += unit_step, at.tile = tile0) {
             uint32_t mt = 0;
             uint32_t nt = 0;
-            tile_of(unit, mt, nt);
+            tile_of(at.unit, mt, nt);
             const uint32_t row0 = column_of(nt);
             const uint32_t row1 = row0 + (a.kind == Out::kSwiGlu ? a.columns : N / 2);
-            for (uint32_t t = tile0; t < tile1; ++t) {
+            for (; at.tile != tile1; ++at.tile) {
+                if (most-- == 0) return;
+                const uint32_t t = at.tile;
                 dev::barrier_wait(w_empty(turn.stage), turn.parity ^ 1);
                 dev::barrier_expect(w_full(turn.stage), S::kStageW);
                 const uint32_t to = w_ring + turn.stage * S::kStageW;
@@ -582,9 +596,17 @@ __global__ void __launch_bounds__(NORM ? RingShape<MW, N>::kNormThreads : RingSh
     if (warp == MW * 4) {
         const bool others = MW == 2 && a.share_log2 != 0;  // weights go to blocks that must have started
         if (others) dev::cluster_wait();
-        if ((threadIdx.x & 31) == 0) place.bring_w(&w_map);
+        // The first turn of the ring waits for nobody. The wait for the cluster comes before those for the consumers: racecheck holds
+        // every warp of a block at it until all are there.
+        RingWalk at = {place.unit0, place.tile0, {}};
+        const uint32_t first = cluster && !others ? a.w_stages : ~0u;
+        if ((threadIdx.x & 31) == 0) place.bring_w(&w_map, at, first);
         __syncwarp();
-        if (cluster && !others) dev::cluster_wait();
+        if (cluster && !others) {
+            dev::cluster_wait();
+            if ((threadIdx.x & 31) == 0) place.bring_w(&w_map, at, ~0u);
+            __syncwarp();
+        }
         if (a.splits_log2 != 0) dev::cluster_arrive();
     } else if (warp == MW * 4 + 1) {
         if (cluster) dev::cluster_wait();

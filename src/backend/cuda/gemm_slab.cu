@@ -40,6 +40,7 @@ __host__ __device__ constexpr uint32_t sum_stride(uint32_t columns) { return rou
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void send(uint32_t to, float2 v, uint32_t barrier_there) {
+    dev::jitter();
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y),
                  "r"(barrier_there)
                  : "memory");

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/jitter.cuh"
+
 /// The instructions that C++ has no words for, one function each: dependent launch, clusters, copies in the background, matrix
 /// fragments, tensor core products. Fragment layouts are those of PTX mma.m16n8k16 and ldmatrix. What is sm_90's alone does
 /// nothing elsewhere; the products of a warpgroup are in wgmma.cuh.
@@ -30,12 +32,17 @@ __device__ __forceinline__ void wait_for_earlier() {
 /// call.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
+    jitter();
+    if (jitter_leaves_out(Jitter::kCluster)) return;
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
+    jitter();
+    if (jitter_leaves_out(Jitter::kCluster)) return;
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    jitter();
 #endif
 }
 /// Both halves at once, for warps whose lanes may come one by one.
