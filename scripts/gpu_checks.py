@@ -189,12 +189,18 @@ RACES = [  # test program and tests, on shapes as small as a watch over every ac
 ]
 
 
+def need_sm90():
+    if not (SUITE / "jitter_cuda_test").exists():
+        raise FileNotFoundError("the pack was made without code for sm_90a")
+
+
 def racecheck(c, gpus):
     """No kernel is left out. Last a ring without one of its barriers, which must be reported."""
     tool = SUITE / "sanitizer/compute-sanitizer"
     if not tool.exists():
         raise FileNotFoundError("the pack holds no compute-sanitizer")
     watch = [tool, "--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "20"]
+    need_sm90()
     small = ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=30000"]
     return [*([*small, *watch, SUITE / f"{area}_cuda_test", "--gtest_brief=1", f"--gtest_filter={tests}"] for area, tests in RACES),
             ["sh", "-c", '"$@" >/dev/null; [ $? = 9 ] || ! echo FAIL a missing barrier is not reported', "sh", "env", "BATON_JITTER_WITHOUT=2 3 4", *watch,
@@ -202,6 +208,7 @@ def racecheck(c, gpus):
 
 
 def jitter(c, gpus):
+    need_sm90()
     small = ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=30000", SUITE / "jitter_cuda_test", "--gtest_brief=1"]
     return [[*small, "--gtest_filter=*Attention*:*Faults*"], [*small, "--gtest_filter=Linear.Every*Ring:Linear.EverySlab:Linear.EveryBulkBf16:*RingForms*", "--gtest_repeat=10"]]
 
