@@ -18,14 +18,15 @@ namespace {
 
 constexpr uint32_t kRowsMax = 64;   // of the sizes tried: kernels of larger ones are long
 constexpr uint32_t kContext = 1024;
-constexpr double kShort = 3.2e-3;  // seconds: in longer steps it matters little which of two kernels runs
+constexpr double kShort = 3.2e-3;  // seconds: in longer steps it matters little which of two kernels runs,
+constexpr double kShortMost = 10e-3;  // but not in those of kRowsMax, where the library's lie among others that overlap
 constexpr int kReplays = 3;
 constexpr uint32_t kLayersPart = 4;   // of a step's layers one in so many is timed, which are alike
 constexpr uint32_t kLayersLeast = 4;
 constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
 constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
-constexpr const char* kFormat = "baton step overlap 2";
+constexpr const char* kFormat = "baton step overlap 3";
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -93,7 +94,7 @@ Expected<void> CudaBackend::choose_overlap() {
         StepShape changed = shape;
         changed.ahead = true;
         BATON_TRY(keep_if_faster(changed));
-        if (std::has_single_bit(rows) && best * kLayersPart < kShort) BATON_TRY(choose_products(shape, best));
+        if (std::has_single_bit(rows) && best * kLayersPart < (rows == kRowsMax ? kShortMost : kShort)) BATON_TRY(choose_products(shape, best));
         overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0);
         measured = true;
     }

@@ -90,7 +90,7 @@ cudaError_t ring(const Launch& launch, const Product& product, RingConfig config
     args.ahead = gemm::deal_ahead(matrix.ahead, matrix.ahead_bytes, clusters * cluster);
     CUtensorMap w_map;
     CUtensorMap x_map;
-    if (!describe_rows(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u) ||
+    if (!describe_rows(w_map, product.elem, matrix.w, matrix.n, matrix.k, shape.cols / 2u, CU_TENSOR_MAP_L2_PROMOTION_L2_128B) ||
         !describe_rows(x_map, product.elem, product.x, product.m, matrix.k, tall ? 128u : 64u / config.share))
         return cudaErrorInvalidValue;
     const bool norm = args.norm != nullptr;

@@ -66,11 +66,31 @@ struct RingWalk {
     Turn turn;
 };
 
+/// What L2 does with what copies bring. Weights are read once a step and are more than it holds: they are the first that it gives up.
+__device__ __forceinline__ uint64_t weights_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+/// Rows of x, which all blocks read while the weights stream past, are the last.
+__device__ __forceinline__ uint64_t rows_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
 __device__ __forceinline__ void ring_copy(uint32_t to, const CUtensorMap* map, uint32_t element, uint32_t row, uint32_t barrier) {
     dev::jitter();
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map),
         "r"(barrier), "r"(element), "r"(row)
+        : "memory");
+}
+__device__ __forceinline__ void ring_copy(uint32_t to, const CUtensorMap* map, uint32_t element, uint32_t row, uint32_t barrier, uint64_t policy) {
+    dev::jitter();
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(element), "r"(row), "l"(policy)
         : "memory");
 }
 /// To the same place of every block in `mask`, and their barriers are told.
@@ -80,6 +100,15 @@ __device__ __forceinline__ void ring_copy_to_all(uint32_t to, const CUtensorMap*
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
         "l"(map), "r"(barrier), "r"(element), "r"(row), "h"(static_cast<uint16_t>(mask))
+        : "memory");
+}
+__device__ __forceinline__ void ring_copy_to_all(uint32_t to, const CUtensorMap* map, uint32_t element, uint32_t row, uint32_t barrier,
+                                                 uint32_t mask, uint64_t policy) {
+    dev::jitter();
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(
+            to),
+        "l"(map), "r"(barrier), "r"(element), "r"(row), "h"(static_cast<uint16_t>(mask)), "l"(policy)
         : "memory");
 }
 /// Brings a map to where the copy engine reads it.
@@ -194,6 +223,7 @@ struct RingPlace {
     /// Up to `most` stages of weights from `at` on.
     __device__ void bring_w(const CUtensorMap* map, RingWalk& at, uint32_t most) const {
         constexpr bool kShared = MW == 2;
+        const uint64_t policy = weights_policy();
         Turn& turn = at.turn;
         for (; at.unit < a.units; at.unit += unit_step, at.tile = tile0) {
             uint32_t mt = 0;
@@ -208,10 +238,10 @@ struct RingPlace {
                 dev::barrier_expect(w_full(turn.stage), S::kStageW);
                 const uint32_t to = w_ring + turn.stage * S::kStageW;
                 if (kShared && a.share_log2 != 0) {
-                    ring_copy_to_all(to + mate * (S::kStageW / 2), map, t * kRingDepth, mate == 0 ? row0 : row1, w_full(turn.stage), share_mask());
+                    ring_copy_to_all(to + mate * (S::kStageW / 2), map, t * kRingDepth, mate == 0 ? row0 : row1, w_full(turn.stage), share_mask(), policy);
                 } else {
-                    ring_copy(to, map, t * kRingDepth, row0, w_full(turn.stage));
-                    ring_copy(to + S::kStageW / 2, map, t * kRingDepth, row1, w_full(turn.stage));
+                    ring_copy(to, map, t * kRingDepth, row0, w_full(turn.stage), policy);
+                    ring_copy(to + S::kStageW / 2, map, t * kRingDepth, row1, w_full(turn.stage), policy);
                 }
                 turn.next(a.w_stages);
             }
@@ -224,6 +254,7 @@ struct RingPlace {
     }
     __device__ void bring_x(const CUtensorMap* map) const {
         constexpr bool kShared = MW == 1;
+        const uint64_t policy = rows_policy();
         Turn turn;
         for (uint32_t unit = unit0; unit < a.units; unit += unit_step) {
             uint32_t mt = 0;
@@ -235,9 +266,9 @@ struct RingPlace {
                 const uint32_t to = x_ring + turn.stage * S::kStageX;
                 if (kShared && a.share_log2 != 0) {
                     const uint32_t rows = S::kRows >> a.share_log2;
-                    ring_copy_to_all(to + mate * rows * 128, map, t * kRingDepth, mate * rows, x_full(turn.stage), share_mask());
+                    ring_copy_to_all(to + mate * rows * 128, map, t * kRingDepth, mate * rows, x_full(turn.stage), share_mask(), policy);
                 } else {
-                    ring_copy(to, map, t * kRingDepth, mt * S::kRows, x_full(turn.stage));
+                    ring_copy(to, map, t * kRingDepth, mt * S::kRows, x_full(turn.stage), policy);
                 }
                 turn.next(a.x_stages);
             }

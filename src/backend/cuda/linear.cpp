@@ -302,21 +302,25 @@ void LinearImpl::add_ring(const Product& product, std::vector<Choice>& found) co
             for (const uint32_t room : {113u << 10, ring_limits_.shared_bytes}) {
                 const bool whole = room == ring_limits_.shared_bytes;
                 bool resident = false;
-                // Fewer stages of x where all of the weights fit beside them.
-                for (const uint32_t x_most : {whole ? 8u : 6u, 4u, 3u}) {
+                // Fewer stages of x where all of the weights fit beside them or a wide tile leaves little room, more where a narrow
+                // tile's x is as much as its weights.
+                for (const uint32_t x_most : {12u, whole ? 8u : 6u, 4u, 3u}) {
+                    if (x_most == 12 && (!whole || each < 24 || shape.cols > 128)) continue;
                     const uint32_t x_stages = std::min(each, x_most);
                     const uint32_t x_bytes = fixed + x_stages * stage_x;
                     if (x_bytes + 2 * stage_w > room) continue;
                     const uint32_t w_stages = std::min({each, (room - x_bytes) / stage_w, 31u});
                     resident = w_stages >= each;
-                    if (w_stages < std::min(each, 3u) || w_stages < 2 || (x_most <= 4 && !resident)) continue;
+                    if (w_stages < std::min(each, 3u) || w_stages < 2 || (x_most <= 4 && !resident && shape.cols < 128)) continue;
                     const auto add = [&](bool norm_fused) {
                         // The factors of x lie in shared memory as well.
                         const uint32_t taken = x_bytes + (norm_fused ? each * 128 + 512 : 0);
                         const uint32_t w_now = taken < room ? std::min(w_stages, (room - taken) / stage_w) : 0;
-                        // Where x is much beside the weights, two neighbours bring it for each other.
-                        for (const uint32_t share : {1u, 2u}) {
-                            if (share > 1 && (each < 16 || tiles % 2 != 0)) break;
+                        // Where x is much beside the weights, neighbours bring it for each other: two, or four where two blocks fit on
+                        // a multiprocessor. (Four larger ones took a third longer.)
+                        for (const uint32_t share : {1u, 2u, 4u}) {
+                            if (share > 1 && (each < 16 || tiles % share != 0)) break;
+                            if (share == 4 && (whole || splits > 1)) break;
                             Choice choice;
                             choice.kind = Kind::kRing;
                             choice.ring = {static_cast<uint8_t>(v), static_cast<uint8_t>(splits), static_cast<uint8_t>(share), static_cast<uint8_t>(w_now),
