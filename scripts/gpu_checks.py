@@ -176,8 +176,9 @@ def memcheck(c, gpus):
     tool = shutil.which("compute-sanitizer") or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer"))), None)
     if not tool:
         raise FileNotFoundError("compute-sanitizer is not here")
-    return [[tool, "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20", SUITE / "model_cuda_test", "--gtest_brief=1",
-             "--gtest_filter=Families/Model.Mixed*/qwen3:Families/Model.Mixed*/smollm"]]
+    watch = [tool, "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20"]
+    return [[*watch, SUITE / "model_cuda_test", "--gtest_brief=1", "--gtest_filter=Families/Model.Mixed*/qwen3:Families/Model.Mixed*/smollm"],
+            ["env", "BATON_TEST_SIZE_MAX=200000", *watch, SUITE / "linear_mlp_cuda_test", "--gtest_brief=1", "--gtest_filter=*Float64"]]
 
 
 RACES = [  # test program and tests, on shapes as small as a watch over every access wants
@@ -249,6 +250,7 @@ CHECKS = [
     Check("linear", "kernels", "share", 30, gtest("linear"), limit=120),
     Check("linear_rings", "kernels", "share", 15, gtest("linear_rings")),
     Check("linear_bulk", "kernels", "share", 25, gtest("linear_bulk")),
+    Check("linear_mlp", "kernels", "share", 3, gtest("linear_mlp")),
     Check("sampler", "kernels", "share", 12, gtest("sampler")),
     Check("model", "kernels", "share", 60, gtest("model"), limit=150),
     Check("memcheck", "kernels", "share", 13, memcheck, limit=120),

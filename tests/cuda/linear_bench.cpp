@@ -1,6 +1,6 @@
 // Times the matrix products of whole models: every candidate with cold weights, chains of a decode step in one graph, the
 // tuning itself, the deterministic form. Built on request (target linear_bench); run on a GPU: linear_bench [detail file [part …]]; parts: tuning, chains,
-// table, turns, steady, deterministic, small.
+// table, turns, steady, deterministic, small, fused.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/cuda/linear_impl.hpp"
+#include "backend/cuda/linear_mlp.hpp"
 #include "baton/base/digest.hpp"
 
 namespace baton::backend::cuda {
@@ -397,6 +398,117 @@ void chains(const Model& model, uint32_t held, const std::vector<uint32_t>& rows
     }
 }
 
+/// The layers' products in one graph, the feed-forward part as two kernels or one.
+class Layers {
+  public:
+    Layers(const Weights& weights, LinearImpl& linear, uint32_t m, cudaStream_t stream)
+        : weights_(weights), linear_(linear), m_(m), stream_(stream), x_(random_bf16(size_t{m} * weights.m.hidden)),
+          wide_(random_bf16(size_t{m} * std::max(weights.m.qkv, 2 * weights.m.ffn))), slots_(must(DeviceBuffer::make(size_t{4} << 20, "the bench"))) {
+        check(cudaMemset(slots_.data(), 0xff, slots_.size()), "fill");
+    }
+    Mlp part(uint32_t layer, void* x) const { return {Elem::kBF16, weights_.matrix(2, layer), weights_.matrix(3, layer), x, m_, slots_.data()}; }
+    /// Milliseconds of a replay; `form` null: two kernels.
+    float time(const std::vector<Choice>& ways, const uint8_t* form) {
+        cudaGraph_t graph = nullptr;
+        check(cudaMemset(x_.data(), 0, x_.size()), "fill");
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+        cudaError_t status = cudaSuccess;
+        for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l) {
+            for (int i = 0; i < (form != nullptr ? 2 : 4) && status == cudaSuccess; ++i)
+                status = linear_.run_as({stream_, true}, weights_.matrix(i, l), i % 2 == 0 ? x_.data() : wide_.data(), m_, i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
+            if (form != nullptr && status == cudaSuccess) status = mlp({stream_, true}, part(l, x_.data()), *form);
+        }
+        const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+        cudaGraphExec_t exec = nullptr;
+        if (status == cudaSuccess) status = ended;
+        if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        const GraphExec owner(exec);
+        if (status != cudaSuccess) {
+            std::printf("refused: %s\n", cudaGetErrorString(status));
+            static_cast<void>(cudaGetLastError());
+            return std::numeric_limits<float>::infinity();
+        }
+        std::vector<float> times;
+        constexpr int kSteps = 8;
+        for (int i = 0; i < 6; ++i) {
+            const auto began = std::chrono::steady_clock::now();
+            for (int s = 0; s < kSteps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
+            check(cudaStreamSynchronize(stream_), "layers");
+            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / kSteps);
+        }
+        std::sort(times.begin(), times.end());
+        return times[times.size() / 2];
+    }
+
+  private:
+    const Weights& weights_;
+    LinearImpl& linear_;
+    uint32_t m_;
+    cudaStream_t stream_;
+    DeviceBuffer x_, wide_, slots_;
+};
+
+/// The feed-forward part as one kernel against its two products, each with the products ahead that suit it.
+void fused(const Model& model, const std::vector<uint32_t>& rows) {
+    const Weights weights(model, model.layers);
+    auto linear = must(LinearImpl::make(options(256)));
+    Stream stream = must(make_stream());
+    MlpLimits limits;
+    check(mlp_prepare(Elem::kBF16, limits), "preparing");
+    const auto name = [](uint8_t form) { return "teams of " + std::to_string(mlp_shapes()[form].ranks); };
+    for (const uint32_t m : rows) {
+        std::vector<std::vector<Choice>> found;
+        std::vector<Choice> ways;
+        for (int i = 0; i < 4; ++i) {
+            found.push_back(must(linear->measure_all(weights.matrix(i, 0), m, stream.get())));
+            ways.push_back(found.back().front());
+        }
+        Layers layers(weights, *linear, m, stream.get());
+        const auto search = [&](std::vector<Choice>& from, const uint8_t* form, int products) {
+            float best = layers.time(from, form);
+            for (int sweep = 0; sweep < 2; ++sweep)
+                for (int i = 0; i < products; ++i) {
+                    const auto at = static_cast<size_t>(i);
+                    for (size_t j = 0; j < found[at].size(); ++j) {
+                        if (found[at][j].microseconds > 1.7f * found[at][0].microseconds || j > 24) break;
+                        auto other = from;
+                        other[at] = found[at][j];
+                        const float ms = layers.time(other, form);
+                        if (ms < best * 0.998f) best = ms, from = other;
+                    }
+                }
+            return best;
+        };
+        const auto print = [&](const std::vector<Choice>& set, int products) {
+            for (int i = 0; i < products; ++i) std::printf(" [%s]", describe(set[static_cast<size_t>(i)]).c_str());
+        };
+        std::vector<Choice> apart = ways;
+        const float two = search(apart, nullptr, 4);
+        std::printf("m %u two kernels: quickest alone %.4f ms, best %.4f", m, static_cast<double>(layers.time(ways, nullptr)), static_cast<double>(two));
+        print(apart, 4);
+        std::printf("\n");
+        std::fflush(stdout);
+        std::vector<Choice> together = apart;
+        uint8_t best_form = 0;
+        float best = std::numeric_limits<float>::infinity();
+        for (uint8_t form = 0; form < mlp_shapes().size(); ++form) {
+            if (!mlp_takes(layers.part(0, nullptr), form, limits)) continue;
+            const float ms = layers.time(together, &form);
+            std::printf("m %u one kernel, %s: %.4f ms\n", m, name(form).c_str(), static_cast<double>(ms));
+            if (ms < best) best = ms, best_form = form;
+        }
+        if (best == std::numeric_limits<float>::infinity()) continue;
+        best = search(together, &best_form, 2);
+        for (int round = 0; round < 2; ++round) {
+            std::printf("m %u best one kernel, %s: %.4f ms", m, name(best_form).c_str(), static_cast<double>(layers.time(together, &best_form)));
+            print(together, 2);
+            std::printf("; best two kernels %.4f ms\n", static_cast<double>(layers.time(apart, nullptr)));
+        }
+        std::fflush(stdout);
+    }
+}
+
 void tuning(const Model& model) {
     const std::string folder = std::filesystem::temp_directory_path() / ("linear-bench-" + random_hex(6));
     const Weights weights(model, 1);
@@ -446,6 +558,7 @@ int main(int argc, char** argv) {
     const auto wanted = [&](const char* part) { return parts.empty() || parts.find(part) != std::string::npos; };
     if (wanted("tuning")) tuning(kQwen06);
     if (wanted("tuning8")) tuning(kLlama8);
+    if (wanted("fused")) fused(kQwen06, {16, 8, 1, 32});
     if (wanted("chains ") || parts.empty()) chains(kQwen06, 28, {8, 16, 32, 64}, detail);
     if (wanted("chains8")) chains(kLlama8, 2, {32, 64, 256}, detail);
     if (wanted("rows")) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -84,12 +85,18 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> open_device();
     Expected<void> load();
     Expected<void> make_products();
+    Expected<void> make_mlp();
     Expected<void> make_buffers(const Rope& rope);
     Expected<void> make_pool();
     Expected<void> warm_up();
     Expected<void> make_primer();
     Expected<void> choose_overlap();
-    Expected<void> choose_products(const StepShape& shape, double best);
+    /// Alternatives of a layer's products and of the head, by Linear::choose.
+    using Ways = std::array<uint32_t, 5>;
+    Expected<void> choose_products(const StepShape& shape, double& best, Ways& chosen);
+    void use_products(uint32_t rows, const Ways& ways);
+    Expected<void> choose_mlp(StepShape& shape, double& best, Ways* products);
+    [[nodiscard]] bool takes_mlp(uint32_t rows, uint32_t mlp) const;
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
     Expected<void> run_padding(const StepShape& shape, uint32_t context);
@@ -136,9 +143,10 @@ class CudaBackend final : public DeviceBackend {
     Weights weights_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;
+    MlpLimits mlp_limits_;
     std::unique_ptr<Sampler> sampler_;
     StepInput input_;
-    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, counter_, pool_;
+    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, mlp_slots_, counter_, pool_;
     kv::PoolLayout layout_;
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
@@ -146,7 +154,7 @@ class CudaBackend final : public DeviceBackend {
     StepShape last_shape_;          ///< of the step launched last
     Graph* last_graph_ = nullptr;   ///< its graph, or null
     std::optional<StepShape> wanted_;  ///< ran by itself and has no graph yet
-    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, and kAhead
+    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, kAhead, and StepShape::mlp
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;

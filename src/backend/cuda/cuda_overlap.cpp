@@ -23,10 +23,16 @@ constexpr double kShortMost = 10e-3;  // but not in those of kRowsMax, where the
 constexpr int kReplays = 3;
 constexpr uint32_t kLayersPart = 4;   // of a step's layers one in so many is timed, which are alike
 constexpr uint32_t kLayersLeast = 4;
+constexpr double kHopeless = 1.04;  // what other products do not make up for
 constexpr double kWorthIt = 0.993;  // what a change must bring, against noise
 constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttention};
+constexpr uint32_t kLate[] = {0b0000, 0b0101, 0b1010, 0b1111};  // which of a layer's products ask late, of sets of one kernel
+constexpr uint32_t kOneByOne = 10;    // alternatives of a product that are tried by themselves,
+constexpr uint32_t kBesideMlp = 4;    // and where the feed-forward part is one kernel
+constexpr uint32_t kMlpFrom = 8;      // rows from which that gained
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
-constexpr const char* kFormat = "baton step overlap 3";
+constexpr uint32_t kMlpShift = 8;       // StepShape::mlp
+constexpr const char* kFormat = "baton step overlap 4";
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -46,7 +52,7 @@ std::map<uint32_t, uint32_t> read_choices(const std::filesystem::path& path) {
     if (!std::getline(file, format) || format != kFormat) return {};
     std::map<uint32_t, uint32_t> choices;
     for (uint32_t rows = 0, parts = 0; choices.size() < 64 && file >> rows >> parts;)
-        if (rows <= kRowsMax && parts < 2 * kAhead) choices[rows] = parts;
+        if (rows <= kRowsMax && parts >> kMlpShift <= mlp_shapes().size()) choices[rows] = parts;
     return choices;
 }
 
@@ -70,8 +76,11 @@ Expected<void> CudaBackend::choose_overlap() {
     if (!pdl_ || options_.deterministic) return {};
     const auto start = std::chrono::steady_clock::now();
     if (!options_.cache_folder.empty()) overlap_ = read_choices(overlap_file());
+    std::erase_if(overlap_, [&](const auto& kept) { return kept.second >> kMlpShift != 0 && !takes_mlp(kept.first, kept.second >> kMlpShift); });
     bool measured = false;
-    for (const uint32_t rows : batch_buckets(options_.max_batch_slices)) {
+    std::vector<uint32_t> sizes = batch_buckets(options_.max_batch_slices);
+    std::ranges::stable_partition(sizes, [](uint32_t rows) { return std::has_single_bit(rows); });  // others take their products
+    for (const uint32_t rows : sizes) {
         if (rows > kRowsMax || overlap_.contains(rows)) continue;
         StepShape shape;
         shape.rows = shape.decode = shape.logits = rows;
@@ -94,8 +103,13 @@ Expected<void> CudaBackend::choose_overlap() {
         StepShape changed = shape;
         changed.ahead = true;
         BATON_TRY(keep_if_faster(changed));
-        if (std::has_single_bit(rows) && best * kLayersPart < (rows == kRowsMax ? kShortMost : kShort)) BATON_TRY(choose_products(shape, best));
-        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0);
+        if (best * kLayersPart < (rows == kRowsMax ? kShortMost : kShort)) {
+            Ways ways = {};
+            const bool own = std::has_single_bit(rows);
+            if (own) BATON_TRY(choose_products(shape, best, ways));
+            BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
+        }
+        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift;
         measured = true;
     }
     if (measured && !options_.cache_folder.empty()) {
@@ -113,23 +127,30 @@ std::string CudaBackend::overlap_file() const {
     return (std::filesystem::path(options_.cache_folder) / ("overlap-" + identity.substr(0, 32))).string();
 }
 
-/// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
-/// can be quicker than the quickest of each, then product by product.
-Expected<void> CudaBackend::choose_products(const StepShape& shape, double best) {
-    constexpr size_t kOfLayer = 4;
-    constexpr size_t kAll = kOfLayer + 1;
+/// Takes these alternatives from now on.
+void CudaBackend::use_products(uint32_t rows, const Ways& ways) {
     const Weights::Layer& layer = weights_.layers.front();
-    const std::array<std::pair<Linear*, const Matrix*>, kAll> products = {{{linear_.get(), &layer.qkv},
-                                                                           {linear_.get(), &layer.out},
-                                                                           {linear_.get(), &layer.gate_up},
-                                                                           {linear_.get(), &layer.down},
-                                                                           {head_linear_.get(), &weights_.head}}};
-    using Ways = std::array<uint32_t, kAll>;
+    linear_->choose(layer.qkv, rows, ways[0]);
+    linear_->choose(layer.out, rows, ways[1]);
+    linear_->choose(layer.gate_up, rows, ways[2]);
+    linear_->choose(layer.down, rows, ways[3]);
+    head_linear_->choose(weights_.head, rows, ways[4]);
+}
+
+/// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
+/// can be quicker than the quickest of each, asking for weights early or late, then product by product. `chosen` is what takes `best` seconds.
+Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best, Ways& chosen) {
+    const size_t of_layer = shape.mlp != 0 ? 2 : 4;
+    const Weights::Layer& layer = weights_.layers.front();
+    const std::array<std::pair<Linear*, const Matrix*>, std::tuple_size_v<Ways>> products = {{{linear_.get(), &layer.qkv},
+                                                                                             {linear_.get(), &layer.out},
+                                                                                             {linear_.get(), &layer.gate_up},
+                                                                                             {linear_.get(), &layer.down},
+                                                                                             {head_linear_.get(), &weights_.head}}};
     const auto most = [&](size_t p) { return products[p].first->alternatives(*products[p].second, shape.rows); };
     const auto family = [&](size_t p, uint32_t i) { return products[p].first->family(*products[p].second, shape.rows, i); };
-    Ways chosen = {};
     const auto try_ways = [&](const Ways& ways) -> Expected<void> {
-        for (size_t p = 0; p < kAll; ++p) products[p].first->choose(*products[p].second, shape.rows, ways[p]);
+        use_products(shape.rows, ways);
         BATON_TRY_ASSIGN(const double seconds, time_step(shape, layers_timed()));
         if (seconds > best * kWorthIt) return {};
         best = seconds;
@@ -137,34 +158,77 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double best)
         return {};
     };
     std::vector<Ways> alike;
-    for (uint32_t i = 0; i < most(0); ++i) {
-        Ways ways = {i};
-        bool found = true;
-        for (size_t p = 1; p < kOfLayer && found; ++p) {
-            while (ways[p] < most(p) && family(p, ways[p]) != family(0, i)) ++ways[p];
-            found = ways[p] < most(p);
+    for (uint32_t i = 0; i < most(0) && shape.mlp == 0; ++i)
+        for (const uint32_t late : kLate) {  // by product
+            Ways ways = chosen;
+            bool found = true;
+            for (size_t p = 0; p < of_layer && found; ++p) {
+                const auto fits = [&](uint32_t w) {
+                    return family(p, w) == family(0, i) && products[p].first->late(*products[p].second, shape.rows, w) == ((late >> p & 1) != 0);
+                };
+                ways[p] = 0;
+                while (ways[p] < most(p) && !fits(ways[p])) ++ways[p];
+                found = ways[p] < most(p);
+            }
+            if (found && ways != chosen && std::find(alike.begin(), alike.end(), ways) == alike.end()) alike.push_back(ways);
         }
-        const bool known = std::any_of(alike.begin(), alike.end(), [&](const Ways& other) { return family(0, other[0]) == family(0, i); });
-        if (found && !known && ways != Ways{}) alike.push_back(ways);
-    }
     for (const Ways& ways : alike) BATON_TRY(try_ways(ways));
-    for (size_t p = 0; p < kAll; ++p) {
+    for (size_t p = 0; p < (shape.mlp == 0 ? products.size() : of_layer); ++p) {
         const Ways start = chosen;
-        for (uint32_t i = 0; i < most(p); ++i) {
+        for (uint32_t i = 0; i < std::min(most(p), shape.mlp == 0 ? kOneByOne : kBesideMlp); ++i) {
             Ways ways = chosen;
             ways[p] = i;
             if (i != start[p]) BATON_TRY(try_ways(ways));
         }
     }
-    for (size_t p = 0; p < kAll; ++p) products[p].first->choose(*products[p].second, shape.rows, chosen[p]);
+    use_products(shape.rows, chosen);
+    return {};
+}
+
+/// Whether steps of so many rows may have this StepShape::mlp.
+bool CudaBackend::takes_mlp(uint32_t rows, uint32_t mlp) const {
+    if (mlp_slots_.size() == 0) return false;
+    return std::ranges::all_of(weights_.layers, [&](const Weights::Layer& layer) {
+        return mlp_takes({setup_.elem, layer.gate_up, layer.down, nullptr, rows, nullptr}, static_cast<uint8_t>(mlp - 1), mlp_limits_);
+    });
+}
+
+/// Tries the feed-forward part as one kernel, with other products ahead of it where the size has its own, which `products` says.
+Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* products) {
+    if (mlp_slots_.size() == 0 || shape.rows < kMlpFrom) return {};
+    StepShape whole = shape;
+    double seconds = 0;
+    for (uint8_t form = 0; form < mlp_shapes().size(); ++form) {
+        if (!takes_mlp(shape.rows, form + 1u)) continue;
+        StepShape changed = shape;
+        changed.mlp = form + 1u;
+        BATON_TRY_ASSIGN(const double now, time_step(changed, layers_timed()));
+        if (whole.mlp != 0 && now > seconds * kWorthIt) continue;
+        seconds = now;
+        whole = changed;
+    }
+    if (whole.mlp == 0 || seconds > best * kHopeless) return {};
+    Ways ways = {};
+    if (products != nullptr) {
+        ways = *products;
+        BATON_TRY(choose_products(whole, seconds, ways));
+    }
+    if (seconds > best * kWorthIt) {
+        if (products != nullptr) use_products(shape.rows, *products);
+        return {};
+    }
+    best = seconds;
+    shape = whole;
+    if (products != nullptr) *products = ways;
     return {};
 }
 
 void CudaBackend::set_overlap(StepShape& shape) const {
     const auto chosen = overlap_.find(shape.rows);
     if (chosen == overlap_.end()) return;
-    shape.plain = chosen->second & ~kAhead;
+    shape.plain = chosen->second & (kAhead - 1);
     shape.ahead = (chosen->second & kAhead) != 0;
+    shape.mlp = chosen->second >> kMlpShift;
 }
 
 /// Enough to choose by: a graph of all layers takes as much longer to make as to run.

@@ -152,7 +152,28 @@ Expected<void> CudaBackend::make_products() {
         }
     }
     BATON_TRY(head_linear_->tune(weights_.head, stream_.get()));
+    BATON_TRY(make_mlp());
     tuning_seconds_ = seconds_since(start);
+    return {};
+}
+
+/// Looks whether the feed-forward part of all layers may be one kernel. Its blocks wait for each other, so that they must have the GPU
+/// to themselves.
+Expected<void> CudaBackend::make_mlp() {
+    int shared = 0;
+    BATON_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, static_cast<int>(options_.device)), "whether others share the GPU");
+    if (options_.deterministic || shared != 0) return {};
+    const Elem elem = options_.fp16 ? Elem::kF16 : Elem::kBF16;
+    BATON_CUDA_TRY(mlp_prepare(elem, mlp_limits_), "preparing the feed-forward kernels");
+    size_t bytes = 0;
+    for (const Weights::Layer& layer : weights_.layers)
+        for (uint8_t form = 0; form < mlp_shapes().size(); ++form) {
+            const Mlp part = {elem, layer.gate_up, layer.down, nullptr, mlp_shapes()[form].x_tiles * 16u, nullptr};
+            if (mlp_takes(part, form, mlp_limits_)) bytes = std::max(bytes, mlp_slot_bytes(part, form));
+        }
+    if (bytes == 0) return {};
+    BATON_TRY_ASSIGN(mlp_slots_, DeviceBuffer::make(bytes, "sums of the feed-forward part"));
+    BATON_CUDA_TRY(cudaMemset(mlp_slots_.data(), 0xff, bytes), "sums of the feed-forward part");
     return {};
 }
 
@@ -200,6 +221,7 @@ Expected<void> CudaBackend::make_buffers(const Rope& rope) {
     setup_.logits = logits_.as<float>();
     setup_.kept = kept_.as<float>();
     setup_.decode_workspace = decode_workspace_.data();
+    setup_.mlp_slots = mlp_slots_.data();
     return {};
 }
 

@@ -55,6 +55,8 @@ class Pass {
         BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
         BATON_LAUNCH(run_attention(layer));
         BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, s_.attention, shape_.rows, s_.hidden));
+        if (shape_.mlp != 0)
+            return mlp(of(Part::kGateUp), {s_.elem, w.gate_up, w.down, s_.hidden, shape_.rows, s_.mlp_slots}, static_cast<uint8_t>(shape_.mlp - 1));
         BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, s_.hidden, shape_.rows, s_.act));
         return s_.linear->run(of(Part::kDown), w.down, s_.act, shape_.rows, s_.hidden);
     }

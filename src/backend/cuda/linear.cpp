@@ -129,12 +129,22 @@ void LinearImpl::choose(const Matrix& matrix, uint32_t m, uint32_t i) {
     cached_[{entry.key, bucket}] = entry.by_bucket[bucket];
 }
 
-uint32_t LinearImpl::family(const Matrix& matrix, uint32_t m, uint32_t i) const {
+const Choice* LinearImpl::alternative(const Matrix& matrix, uint32_t m, uint32_t i) const {
     const Entry* entry = m == 0 || m > options_.rows_max ? nullptr : find_entry(matrix);
-    if (entry == nullptr) return 0;
-    const uint32_t bucket = bucket_of(m);
-    const auto& near = entry->near[bucket];
-    const Choice& choice = i < near.size() ? near[i] : entry->by_bucket[bucket];
+    if (entry == nullptr) return nullptr;
+    const auto& near = entry->near[bucket_of(m)];
+    return i < near.size() ? &near[i] : &entry->by_bucket[bucket_of(m)];
+}
+
+bool LinearImpl::late(const Matrix& matrix, uint32_t m, uint32_t i) const {
+    const Choice* choice = alternative(matrix, m, i);
+    return choice != nullptr && choice->kind == Kind::kSlab && choice->slab.late;
+}
+
+uint32_t LinearImpl::family(const Matrix& matrix, uint32_t m, uint32_t i) const {
+    const Choice* found = alternative(matrix, m, i);
+    if (found == nullptr) return 0;
+    const Choice& choice = *found;
     const auto number = [&](uint8_t variant) { return static_cast<uint32_t>(choice.kind) << 8 | variant; };
     switch (choice.kind) {
         case Kind::kGemv: return number(choice.gemv.variant);

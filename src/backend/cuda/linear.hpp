@@ -66,6 +66,8 @@ class Linear {
     /// registers and little shared memory wait for each other on one multiprocessor, each with its weights at hand: which of them do
     /// well together, measuring one product at a time does not show.
     [[nodiscard]] virtual uint32_t family(const Matrix& matrix, uint32_t m, uint32_t i) const = 0;
+    /// Whether an alternative asks for its weights some time after it started (SlabConfig::late).
+    [[nodiscard]] virtual bool late(const Matrix& matrix, uint32_t m, uint32_t i) const = 0;
 };
 
 /// out [rows, k] = RMS norm of x · weight.

@@ -27,6 +27,7 @@ class LinearImpl final : public Linear {
     [[nodiscard]] uint32_t alternatives(const Matrix& matrix, uint32_t m) const override;
     void choose(const Matrix& matrix, uint32_t m, uint32_t i) override;
     [[nodiscard]] uint32_t family(const Matrix& matrix, uint32_t m, uint32_t i) const override;
+    [[nodiscard]] bool late(const Matrix& matrix, uint32_t m, uint32_t i) const override;
     Expected<void> keep() override { return save(); }
     [[nodiscard]] size_t bytes() const override;
     [[nodiscard]] std::string choices() const override;
@@ -67,6 +68,8 @@ class LinearImpl final : public Linear {
     Entry& entry_of(const Matrix& matrix);
     [[nodiscard]] const Entry* find_entry(const Matrix& matrix) const;
     [[nodiscard]] bool valid(const Matrix& matrix) const;
+    /// Alternative `i` at m, or what is chosen where there is no such; null where nothing is known.
+    [[nodiscard]] const Choice* alternative(const Matrix& matrix, uint32_t m, uint32_t i) const;
     /// The largest m of a bucket within rows_max.
     [[nodiscard]] uint32_t rows_of(uint32_t bucket) const;
     /// Rows handled at once where rows of `width` elements are kept between two kernels.

@@ -21,7 +21,7 @@ constexpr size_t kNearMost = 8;
 constexpr uint32_t kNearRows = 64;  // where rings, which rank otherwise between others than alone, are most of what there is:
 constexpr float kNearRing = 1.5f;
 constexpr size_t kNearRingMost = 10;
-constexpr uint32_t kAlikeFrom = 16;  // rows from which, and to which, each form of `slab` is among what is tried in the step: one kernel
+constexpr uint32_t kAlikeFrom = 16;  // rows from which, and to which, each form of `slab`, late and not, is among what is tried in the step: one kernel
 constexpr uint32_t kAlikeTo = 32;    // for all products of a layer can be quicker there than the quickest of each
 constexpr float kNearAlike = 1.8f;
 constexpr float kWorthAGraph = 1.25f;             // of those that run in a row
@@ -271,7 +271,7 @@ Expected<void> LinearImpl::tune_bucket(const Matrix& matrix, Bench& bench, Entry
     if (m < kAlikeFrom || m > kAlikeTo) return {};
     auto& near = entry.near[bucket];
     for (const Choice& choice : found) {
-        const auto alike = [&](const Choice& c) { return c.kind == Kind::kSlab && c.slab.variant == choice.slab.variant; };
+        const auto alike = [&](const Choice& c) { return c.kind == Kind::kSlab && c.slab.variant == choice.slab.variant && c.slab.late == choice.slab.late; };
         if (alike(choice) && choice.microseconds <= kNearAlike * best->microseconds && std::none_of(near.begin(), near.end(), alike)) near.push_back(choice);
     }
     return {};

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "backend/cuda/linear_kernels.hpp"
+
+namespace baton::backend::cuda {
+
+/// A layer's feed-forward part in one kernel: x += down · SwiGLU(gate_up · norm(x)).
+struct Mlp {
+    Elem elem = Elem::kBF16;
+    Matrix gate_up;         ///< with a norm and SwiGLU, without bias
+    Matrix down;            ///< added to x, without bias
+    void* x = nullptr;      ///< [m, hidden], read and added to
+    uint32_t m = 0;
+    void* slots = nullptr;  ///< mlp_slot_bytes of memory, all bits set at first; every launch leaves them so
+};
+
+/// A form of the kernel: tiles of 16 rows of x, tiles of 8 columns of the intermediate rows a block, blocks a team.
+struct MlpShape {
+    uint8_t x_tiles = 0;
+    uint8_t tiles = 0;
+    uint8_t ranks = 0;
+};
+/// All forms; a form is named by its place among them.
+[[nodiscard]] std::span<const MlpShape> mlp_shapes();
+/// What a device allows.
+struct MlpLimits {
+    uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernels do not run here
+    uint32_t multiprocessors = 0;
+};
+/// Sets the kernels' shared memory limits once; reads the current device.
+cudaError_t mlp_prepare(Elem elem, MlpLimits& limits);
+/// Bytes of Mlp::slots.
+[[nodiscard]] size_t mlp_slot_bytes(const Mlp& part, uint8_t shape_index);
+/// Whether the form takes the part at its m.
+[[nodiscard]] bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits);
+/// sm_90, m ≤ 32. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run
+/// beside another of its kind. Sums are added in a fixed order.
+cudaError_t mlp(const Launch& launch, const Mlp& part, uint8_t shape_index);
+
+}  // namespace baton::backend::cuda
