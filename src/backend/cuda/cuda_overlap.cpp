@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_backend.hpp"
+#include "backend/cuda/nccl_link.hpp"
 #include "baton/base/digest.hpp"
 
 namespace baton::backend::cuda {
@@ -228,7 +229,8 @@ void CudaBackend::set_overlap(StepShape& shape) const {
     if (chosen == overlap_.end()) return;
     shape.plain = chosen->second & (kAhead - 1);
     shape.ahead = (chosen->second & kAhead) != 0;
-    shape.mlp = chosen->second >> kMlpShift;
+    // Blocks that must all run at once would wait for kernels that wait for another GPU.
+    shape.mlp = nccl_links_open() == 0 ? chosen->second >> kMlpShift : 0;
 }
 
 /// Enough to choose by: a graph of all layers takes as much longer to make as to run.

@@ -258,14 +258,23 @@ void pair_job(Channel& c) {
     abort_job(c);
 }
 
+std::atomic<uint32_t> links_open{0};
+
 }  // namespace
+
+uint32_t nccl_links_open() { return links_open.load(std::memory_order_relaxed); }
 
 /// The link's user end. Where there are no graphs NCCL's calls go out one at a time: the next only when the communicator is at ease.
 class NcclLink final : public DeviceLink {
   public:
     NcclLink(Background& background, CudaDevicePool& pool, std::shared_ptr<Channel> channel)
-        : background_(background), pool_(pool), c_(std::move(channel)) {}
-    ~NcclLink() override { NcclLink::give_up("closed"); }
+        : background_(background), pool_(pool), c_(std::move(channel)) {
+        ++links_open;
+    }
+    ~NcclLink() override {
+        NcclLink::give_up("closed");
+        --links_open;
+    }
 
     [[nodiscard]] State state() override { return c_->state.load(); }
     [[nodiscard]] std::string reason() override {

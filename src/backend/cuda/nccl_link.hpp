@@ -29,6 +29,9 @@ inline constexpr uint32_t kLinkCtas = 24;
 /// Both sides must have come within this time of the call.
 inline constexpr int64_t kPairTimeoutMs = 20'000;
 
+/// Links of this process that are open. Their kernels hold multiprocessors while they wait for the other side. Any thread.
+[[nodiscard]] uint32_t nccl_links_open();
+
 /// Runs what may take long, each on a thread of its own, so that whoever moves KV does not wait for it. Any thread.
 class Background {
   public:
