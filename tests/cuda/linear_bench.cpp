@@ -558,7 +558,7 @@ int main(int argc, char** argv) {
     const auto wanted = [&](const char* part) { return parts.empty() || parts.find(part) != std::string::npos; };
     if (wanted("tuning")) tuning(kQwen06);
     if (wanted("tuning8")) tuning(kLlama8);
-    if (wanted("fused")) fused(kQwen06, {16, 8, 1, 32});
+    if (wanted("fused")) fused(kQwen06, {24, 32});
     if (wanted("chains ") || parts.empty()) chains(kQwen06, 28, {8, 16, 32, 64}, detail);
     if (wanted("chains8")) chains(kLlama8, 2, {32, 64, 256}, detail);
     if (wanted("rows")) {

@@ -30,10 +30,9 @@ constexpr Part kTried[] = {Part::kOut, Part::kGateUp, Part::kDown, Part::kAttent
 constexpr uint32_t kLate[] = {0b0000, 0b0101, 0b1010, 0b1111};  // which of a layer's products ask late, of sets of one kernel
 constexpr uint32_t kOneByOne = 10;    // alternatives of a product that are tried by themselves,
 constexpr uint32_t kBesideMlp = 4;    // and where the feed-forward part is one kernel
-constexpr uint32_t kMlpFrom = 8;      // rows from which that gained
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
 constexpr uint32_t kMlpShift = 8;       // StepShape::mlp
-constexpr const char* kFormat = "baton step overlap 4";
+constexpr const char* kFormat = "baton step overlap 5";
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -196,7 +195,7 @@ bool CudaBackend::takes_mlp(uint32_t rows, uint32_t mlp) const {
 
 /// Tries the feed-forward part as one kernel, with other products ahead of it where the size has its own, which `products` says.
 Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* products) {
-    if (mlp_slots_.size() == 0 || shape.rows < kMlpFrom) return {};
+    if (mlp_slots_.size() == 0) return {};
     StepShape whole = shape;
     double seconds = 0;
     for (uint8_t form = 0; form < mlp_shapes().size(); ++form) {

@@ -344,12 +344,12 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
 #endif
 }
 
-constexpr std::array<MlpShape, 2> kShapes = {{{1, 3, 8}, {2, 3, 8}}};
+constexpr std::array<MlpShape, 1> kShapes = {{{2, 3, 8}}};
 
 using Kernel = void (*)(Args);
 template <class T>
 constexpr std::array<Kernel, kShapes.size()> kernels() {
-    return {mlp_kernel<T, 1, 3, 8>, mlp_kernel<T, 2, 3, 8>};
+    return {{mlp_kernel<T, 2, 3, 8>}};
 }
 Kernel kernel_of(Elem elem, uint8_t variant) {
     return elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[variant] : kernels<__half>()[variant];
@@ -406,6 +406,7 @@ bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits) {
     const uint32_t ffn = part.down.k;
     if (part.m == 0 || part.m > shape.x_tiles * 16u || (shape.x_tiles > 1 && part.m <= 16)) return false;
     if (part.gate_up.n != 2 * ffn || part.down.n != hidden || part.gate_up.norm == nullptr || part.gate_up.bias != nullptr || part.down.bias != nullptr) return false;
+    if (hidden < kWarps * kUnit) return false;  // a warp without a part of k would neither wait for the weights nor read what it adds to
     if (hidden % (shape.ranks * kGroup) != 0 || hidden % kUnit != 0 || ffn % (shape.tiles * 8u * shape.ranks) != 0) return false;
     const uint32_t groups = hidden / shape.ranks / kGroup;
     if (groups > kWarps) return false;
