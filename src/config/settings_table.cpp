@@ -91,6 +91,7 @@ process list.
 | `BATON_TEST_PATIENCE` | tests | factor on every limit of time, for slow machines |
 | `BATON_TEST_CYCLES` | tests | launches one after the other (12; a full run takes 100) |
 | `BATON_TEST_PD_GPU`, `_PD_MODEL_PATH`, `_PD_MODEL_NAME`, `_PD_MODEL_SIZE`, `_PD_MOVERS` | `scripts/pd_verify.py` and its test | 1: on GPUs; the model; the movers. Also by the names `XINFERENCE_TEST_PD_…` |
+| `BATON_TEST_SEED`, `BATON_TEST_REDUCED`, `BATON_TEST_SIZE_MAX`, `BATON_JITTER_WITHOUT` | tests of GPU kernels | seed; 1: fewer and smaller cases, and only matrices up to so many elements, for checkers; what kernels do without (src/backend/cuda/jitter.cuh): kind, from, to |
 | `GPU_CHECK_ARCHITECTURES`, `_BUILD`, `_FOLDER`, `_PART_MIB`, `_SECONDS`, `_MODEL` | `scripts/gpu-check` | what is built, packed and run |
 )";
 

@@ -56,8 +56,9 @@ std::vector<std::string> launch_warnings(const config::LaunchRequest& request, c
     if (const auto said = billions(request.size_in_billions); labelled && said && model.parameters > 0)
         if (const double held = static_cast<double>(model.parameters) * 1e-9; *said > 2 * held || 2 * *said < held) {
             char text[32];
-            std::snprintf(text, sizeof text, "%.2g", held);
-            out.push_back("model_size_in_billions is " + request.size_in_billions + ", but the files hold " + text + " billion parameters");
+            if (held >= 0.1) std::snprintf(text, sizeof text, "%.2g billion", held);
+            else std::snprintf(text, sizeof text, "%.3g million", held * 1000);
+            out.push_back("model_size_in_billions is " + request.size_in_billions + ", but the files hold " + text + " parameters");
         }
     return out;
 }
