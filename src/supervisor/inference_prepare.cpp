@@ -17,9 +17,12 @@ Expected<void> force_call(const openai::ResponseOptions& response, openai::Gener
     options.constraint = {wire::ConstraintKind::kGrammar, openai::tool_grammar(response.tool_format, response.tool_use), "", ""};
     auto whole = grammar::check(options.constraint);
     if (whole) return {};
-    for (const openai::Tool& tool : response.tool_use.tools)
+    const openai::ToolUse& use = response.tool_use;
+    for (const openai::Tool& tool : use.tools) {
+        if (use.choice == openai::ToolChoice::kNamed && tool.name != use.name) continue;  // its schema is not asked for
         if (auto one = grammar::check({wire::ConstraintKind::kJsonSchema, tool.parameters_json.empty() ? "{}" : tool.parameters_json, "", ""}); !one)
             return fail(one.error().code, "tools: parameters of " + tool.name + ": " + one.error().message, "tools");
+    }
     return fail(whole.error().code, "tools: " + whole.error().message, "tools");
 }
 

@@ -272,6 +272,32 @@ void steady(const Model& model, uint32_t m) {
     }
 }
 
+/// Milliseconds of a replay of what `launch` puts on the stream, back to back, the median; infinity where a kernel refuses. `longer`: of
+/// steps that take so long that fewer will do.
+template <class Launches>
+float time_captured(cudaStream_t stream, bool longer, const Launches& launch) {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    cudaError_t status = launch();
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    cudaGraphExec_t exec = nullptr;
+    if (status == cudaSuccess) status = ended;
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    const GraphExec owner(exec);
+    if (status != cudaSuccess) return std::numeric_limits<float>::infinity();
+    std::vector<float> times;
+    const int steps = longer ? 2 : 8;
+    for (int i = 0; i < (longer ? 4 : 6); ++i) {
+        const auto began = std::chrono::steady_clock::now();
+        for (int s = 0; s < steps; ++s) check(cudaGraphLaunch(exec, stream), "graph");
+        check(cudaStreamSynchronize(stream), "chain");
+        times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / static_cast<float>(steps));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
 /// A decode step's products in one graph; `ways` says how each of the five runs.
 class Chain {
   public:
@@ -285,31 +311,15 @@ class Chain {
     /// `without` is left out.
     /// `bare`: 1 without norms, 2 without SwiGLU as well.
     float time(const std::vector<Choice>& ways, bool pdl, int ahead = 0, int without = -1, int bare = 0) {
-        cudaGraph_t graph = nullptr;
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-        cudaError_t status = cudaSuccess;
-        for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
-            for (int i = 0; i < 4 && status == cudaSuccess; ++i)
-                if (i != without) status = linear_.run_as({stream_, pdl}, bare_of(ahead_of(i, l, ahead), bare), i % 2 == 0 ? x_.data() : wide_.data(), m_,
-                                        i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
-        if (status == cudaSuccess && without != 4) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
-        const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
-        cudaGraphExec_t exec = nullptr;
-        if (status == cudaSuccess) status = ended;
-        if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
-        if (graph != nullptr) cudaGraphDestroy(graph);
-        const GraphExec owner(exec);
-        if (status != cudaSuccess) return std::numeric_limits<float>::infinity();
-        std::vector<float> times;
-        const int steps = weights_.m.hidden > 2048 ? 2 : 8;
-        for (int i = 0; i < (steps > 2 ? 6 : 4); ++i) {
-            const auto began = std::chrono::steady_clock::now();
-            for (int s = 0; s < steps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
-            check(cudaStreamSynchronize(stream_), "chain");
-            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / static_cast<float>(steps));
-        }
-        std::sort(times.begin(), times.end());
-        return times[times.size() / 2];
+        return time_captured(stream_, weights_.m.hidden > 2048, [&] {
+            cudaError_t status = cudaSuccess;
+            for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l)
+                for (int i = 0; i < 4 && status == cudaSuccess; ++i)
+                    if (i != without) status = linear_.run_as({stream_, pdl}, bare_of(ahead_of(i, l, ahead), bare), i % 2 == 0 ? x_.data() : wide_.data(), m_,
+                                            i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
+            if (status == cudaSuccess && without != 4) status = linear_.run_as({stream_, pdl}, weights_.matrix(4, 0), x_.data(), m_, logits_.data(), ways[4]);
+            return status;
+        });
     }
 
   private:
@@ -409,36 +419,16 @@ class Layers {
     Mlp part(uint32_t layer, void* x) const { return {Elem::kBF16, weights_.matrix(2, layer), weights_.matrix(3, layer), x, m_, slots_.data()}; }
     /// Milliseconds of a replay; `form` null: two kernels.
     float time(const std::vector<Choice>& ways, const uint8_t* form) {
-        cudaGraph_t graph = nullptr;
         check(cudaMemset(x_.data(), 0, x_.size()), "fill");
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-        cudaError_t status = cudaSuccess;
-        for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l) {
-            for (int i = 0; i < (form != nullptr ? 2 : 4) && status == cudaSuccess; ++i)
-                status = linear_.run_as({stream_, true}, weights_.matrix(i, l), i % 2 == 0 ? x_.data() : wide_.data(), m_, i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
-            if (form != nullptr && status == cudaSuccess) status = mlp({stream_, true}, part(l, x_.data()), *form);
-        }
-        const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
-        cudaGraphExec_t exec = nullptr;
-        if (status == cudaSuccess) status = ended;
-        if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
-        if (graph != nullptr) cudaGraphDestroy(graph);
-        const GraphExec owner(exec);
-        if (status != cudaSuccess) {
-            std::printf("refused: %s\n", cudaGetErrorString(status));
-            static_cast<void>(cudaGetLastError());
-            return std::numeric_limits<float>::infinity();
-        }
-        std::vector<float> times;
-        constexpr int kSteps = 8;
-        for (int i = 0; i < 6; ++i) {
-            const auto began = std::chrono::steady_clock::now();
-            for (int s = 0; s < kSteps; ++s) check(cudaGraphLaunch(exec, stream_), "graph");
-            check(cudaStreamSynchronize(stream_), "layers");
-            times.push_back(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count() / kSteps);
-        }
-        std::sort(times.begin(), times.end());
-        return times[times.size() / 2];
+        return time_captured(stream_, false, [&] {
+            cudaError_t status = cudaSuccess;
+            for (uint32_t l = 0; l < weights_.m.layers && status == cudaSuccess; ++l) {
+                for (int i = 0; i < (form != nullptr ? 2 : 4) && status == cudaSuccess; ++i)
+                    status = linear_.run_as({stream_, true}, weights_.matrix(i, l), i % 2 == 0 ? x_.data() : wide_.data(), m_, i % 2 == 0 ? wide_.data() : x_.data(), ways[static_cast<size_t>(i)]);
+                if (form != nullptr && status == cudaSuccess) status = mlp({stream_, true}, part(l, x_.data()), *form);
+            }
+            return status;
+        });
     }
 
   private:

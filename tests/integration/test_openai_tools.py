@@ -38,6 +38,8 @@ def test_a25_bad_tools(api):
     assert "tools[2].function.name" in api.bad("tools", tools=[WEATHER, CLOCK, WEATHER])["message"]
     broken = {"type": "function", "function": {"name": "broken", "parameters": {"properties": {"a": {"type": "string", "pattern": "("}}}}}
     assert "parameters of broken" in api.bad("tools", tools=[WEATHER, broken], tool_choice="required")["message"]
+    other = {"type": "function", "function": {**broken["function"], "name": "other"}}
+    assert "parameters of other" in api.bad("tools", tools=[broken, other], tool_choice={"type": "function", "function": {"name": "other"}})["message"]
     assert api.chat(**T0, tools=[WEATHER], tool_choice=None)["choices"]
 
 

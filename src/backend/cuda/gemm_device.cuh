@@ -39,6 +39,12 @@ __device__ __forceinline__ uint32_t multiply2(uint32_t a, uint32_t b) {
     return *reinterpret_cast<const uint32_t*>(&product);
 }
 
+/// Eight.
+template <class T>
+__device__ __forceinline__ uint4 multiply8(const uint4& a, const uint4& b) {
+    return {multiply2<T>(a.x, b.x), multiply2<T>(a.y, b.y), multiply2<T>(a.z, b.z), multiply2<T>(a.w, b.w)};
+}
+
 /// The eight elements of a 16-byte word as f32.
 template <class T>
 __device__ __forceinline__ void unpack8(const uint4& v, float (&f)[8]) {

@@ -31,8 +31,7 @@ struct Args : gemm::Operands {
 template <class T>
 __device__ __forceinline__ void scale8(uint4& v, const float* g) {
     const uint4 factors = dev::pack8<T>(reinterpret_cast<const float4*>(g)[0], reinterpret_cast<const float4*>(g)[1]);
-    v = {gemm::multiply2<T>(v.x, factors.x), gemm::multiply2<T>(v.y, factors.y), gemm::multiply2<T>(v.z, factors.z),
-         gemm::multiply2<T>(v.w, factors.w)};
+    v = gemm::multiply8<T>(v, factors);
 }
 
 /// One result: where it goes, and what the epilogue reads ahead of the sums.

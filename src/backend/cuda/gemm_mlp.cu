@@ -61,11 +61,6 @@ __device__ __forceinline__ bool has_come(const uint4& v) { return v.x != kAbsent
 /// For the next launch, which begins behind this one.
 __device__ __forceinline__ void forget(unsigned char* at) { *reinterpret_cast<uint4*>(at) = {kAbsent, kAbsent, kAbsent, kAbsent}; }
 
-template <class T>
-__device__ __forceinline__ uint4 scaled(const uint4& v, const uint4& g) {
-    return {gemm::multiply2<T>(v.x, g.x), gemm::multiply2<T>(v.y, g.y), gemm::multiply2<T>(v.z, g.z), gemm::multiply2<T>(v.w, g.w)};
-}
-
 __device__ __forceinline__ float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 #endif
 
@@ -74,7 +69,7 @@ __device__ __forceinline__ float gated(float gate, float up) { return __fdividef
 template <class T, int MT, int TILES, int RANKS>
 __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant__ Args a) {
 #if __CUDA_ARCH__ >= 900
-    constexpr uint32_t kPasses = MT == 1 ? 4 : 2;  // units of x a warp asks for at once
+    constexpr uint32_t kPasses = 2;  // units of x a warp asks for at once
     constexpr uint32_t kRows = MT * 16;
     constexpr uint32_t kEights = MT * 2;               // of rows
     constexpr uint32_t kMine = TILES * 8;              // columns of the intermediate rows
@@ -165,12 +160,12 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
                 dev::mma<T>(square[i][1], hi_left[0], hi.x, hi.y);
                 dev::mma<T>(square[i][0], lo_left[1], lo.z, lo.w);
                 dev::mma<T>(square[i][1], hi_left[1], hi.z, hi.w);
-                if constexpr (kScaleX) lo = scaled<T>(lo, factors), hi = scaled<T>(hi, factors);
+                if constexpr (kScaleX) lo = gemm::multiply8<T>(lo, factors), hi = gemm::multiply8<T>(hi, factors);
             }
 #pragma unroll
             for (int j = 0; j < 2 * TILES; ++j) {
                 uint4 w = *reinterpret_cast<const uint4*>(w_lane + static_cast<uint32_t>(j) * 8 * a.pitch + (first + c) * 64);
-                if (!kScaleX) w = scaled<T>(w, factors);
+                if (!kScaleX) w = gemm::multiply8<T>(w, factors);
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
                     const uint4& lo = x[c][i][0];
@@ -404,7 +399,7 @@ bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits) {
     const MlpShape& shape = kShapes[shape_index];
     const uint32_t hidden = part.gate_up.k;
     const uint32_t ffn = part.down.k;
-    if (part.m == 0 || part.m > shape.x_tiles * 16u || (shape.x_tiles > 1 && part.m <= 16)) return false;
+    if (part.m <= 16 || part.m > shape.x_tiles * 16u) return false;  // up to 16 rows two products are as quick
     if (part.gate_up.n != 2 * ffn || part.down.n != hidden || part.gate_up.norm == nullptr || part.gate_up.bias != nullptr || part.down.bias != nullptr) return false;
     if (hidden < kWarps * kUnit) return false;  // a warp without a part of k would neither wait for the weights nor read what it adds to
     if (hidden % (shape.ranks * kGroup) != 0 || hidden % kUnit != 0 || ffn % (shape.tiles * 8u * shape.ranks) != 0) return false;

@@ -468,7 +468,7 @@ __device__ __forceinline__ float ring_scale_x(unsigned char* x_stage, const unsi
         uint4* at = reinterpret_cast<uint4*>(x_stage + row * 128 + ((word ^ (row & 7)) << 4));
         const uint4 v = *at;
         const uint4 g = reinterpret_cast<const uint4*>(factors)[word];
-        *at = {multiply2<T>(v.x, g.x), multiply2<T>(v.y, g.y), multiply2<T>(v.z, g.z), multiply2<T>(v.w, g.w)};
+        *at = multiply8<T>(v, g);
         float f[8];
         unpack8<T>(v, f);
 #pragma unroll

@@ -46,11 +46,6 @@ __device__ __forceinline__ void send(uint32_t to, float2 v, uint32_t barrier_the
                  : "memory");
 }
 
-template <class T>
-__device__ __forceinline__ uint4 scaled(const uint4& v, const uint4& g) {
-    return {gemm::multiply2<T>(v.x, g.x), gemm::multiply2<T>(v.y, g.y), gemm::multiply2<T>(v.z, g.z), gemm::multiply2<T>(v.w, g.w)};
-}
-
 /// Two neighbouring results of a row, and what the epilogue reads ahead of the sums.
 struct Pair {
     bool valid = false;
@@ -220,12 +215,12 @@ __global__ void __launch_bounds__((MT == 1 && NT <= 2 ? 384 : 256), (MT == 1 ? 2
                 dev::mma<T>(square[i][1], hi_left[0], hi.x, hi.y);
                 dev::mma<T>(square[i][0], lo_left[1], lo.z, lo.w);
                 dev::mma<T>(square[i][1], hi_left[1], hi.z, hi.w);
-                if constexpr (kScaleX) lo = scaled<T>(lo, factors), hi = scaled<T>(hi, factors);
+                if constexpr (kScaleX) lo = gemm::multiply8<T>(lo, factors), hi = gemm::multiply8<T>(hi, factors);
             }
 #pragma unroll
             for (int j = 0; j < NT; ++j) {
                 uint4 w = in ? *reinterpret_cast<const uint4*>(w_lane + static_cast<uint32_t>(j) * 8 * a.pitch + (first + c) * 64) : uint4{};
-                if (!kScaleX && normed) w = scaled<T>(w, factors);
+                if (!kScaleX && normed) w = gemm::multiply8<T>(w, factors);
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
                     const uint4& lo = x[c][i][0];
