@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,13 +91,14 @@ std::vector<Shape> shapes() {
     return all;
 }
 
+constexpr uint16_t kUnwritten = 0xffff;  // as DeviceArray fills new memory
 /// One prefill call: `rows[i]` last positions of `contexts` i, up to `lengths[i]`.
 struct PrefillCall {
     std::vector<uint16_t> out;
     cudaError_t error = cudaSuccess;
 };
 PrefillCall prefill(cudaError_t (*attention)(const cuda::Launch&, const cuda::PrefillAttention&), const Contexts& c, const uint16_t* pool, const std::vector<int32_t>& lengths, const std::vector<uint32_t>& rows,
-                    const std::vector<uint16_t>& q) {
+                    const std::vector<uint16_t>& q, bool last_only = false) {
     std::vector<int32_t> begin{0};
     uint32_t most = 0;
     for (const uint32_t n : rows) {
@@ -119,8 +122,9 @@ PrefillCall prefill(cudaError_t (*attention)(const cuda::Launch&, const cuda::Pr
     a.base.out = out.data();
     a.q = dq.data();
     a.row_begin = dbegin.data();
-    a.rows = static_cast<uint32_t>(begin.back());
-    a.rows_max = most;
+    a.rows = last_only ? static_cast<uint32_t>(std::ranges::count_if(rows, [](uint32_t n) { return n > 0; })) : static_cast<uint32_t>(begin.back());
+    a.rows_max = last_only ? 1 : most;
+    a.last_only = last_only;
     PrefillCall r;
     r.error = attention({nullptr, true}, a);
     BATON_CUDA(cudaDeviceSynchronize());
@@ -418,6 +422,32 @@ TEST_P(PrefillAttentionTest, BitsDoNotDependOnChunkingOrBatch) {
         mixed.insert(mixed.end(), other.begin(), other.end());
         const auto got = prefill(attention, c, pool.data(), {kLength, 150, 90}, {kLength - 300, 150, 90}, mixed).out;
         ASSERT_TRUE(std::equal(got.begin(), got.begin() + static_cast<long>((kLength - 300) * row), whole.begin() + static_cast<long>(300 * row)));
+    }
+}
+
+/// Asked for last rows alone it computes those, the same bits, and touches no other.
+TEST_P(PrefillAttentionTest, LastRowsAloneAreTheSameBits) {
+    uint32_t seed = 350;
+    for (const Shape& s : shapes()) {
+        SCOPED_TRACE(text(s) + " seed " + std::to_string(++seed));
+        std::mt19937 rng(seed);
+        const std::vector<uint32_t> rows = {297, 1, 0, 128, 129};
+        const std::vector<int32_t> lengths = {421, 150, 90, 128, 700};
+        const Contexts c(s, {421, 150, 90, 128, 700}, rng);
+        const DeviceArray<uint16_t> pool(c.pool);
+        const size_t row = static_cast<size_t>(s.heads) * s.head_dim;
+        const auto q = random_bits(s.elem, std::accumulate(rows.begin(), rows.end(), size_t{0}) * row, 4.0f, rng);
+        const auto whole = prefill(attention, c, pool.data(), lengths, rows, q);
+        const auto last = prefill(attention, c, pool.data(), lengths, rows, q, true);
+        ASSERT_EQ(whole.error, cudaSuccess);
+        ASSERT_EQ(last.error, cudaSuccess);
+        size_t end = 0;
+        std::vector<bool> wanted(q.size() / row);
+        for (const uint32_t n : rows)
+            if (n > 0) wanted[(end += n) - 1] = true;
+        for (size_t i = 0; i < wanted.size(); ++i)
+            for (size_t j = i * row; j < (i + 1) * row; ++j)
+                ASSERT_EQ(last.out[j], wanted[i] ? whole.out[j] : kUnwritten) << "row " << i;
     }
 }
 

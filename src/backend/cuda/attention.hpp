@@ -44,6 +44,7 @@ struct PrefillAttention {
     const int32_t* row_begin = nullptr;  ///< device [sequences + 1]: first row of each sequence
     uint32_t rows = 0;                   ///< of all sequences
     uint32_t rows_max = 0;               ///< upper bound of one sequence's rows
+    bool last_only = false;              ///< of each sequence's rows the last alone is computed, and counted in `rows` and `rows_max`
 };
 /// Paged prefill. A row's result depends on its own sequence alone: the order of accumulation over positions is fixed, so
 /// it is the same bits for any chunking and batch, also for a single row.

@@ -33,6 +33,7 @@ struct PrefillParams {
     int kv_heads;
     int group;
     float scale_log2;  ///< scale · log2(e)
+    bool last_only;    ///< a sequence's last row is all there is to do of it
 };
 
 /// One thread block's part of the work.
@@ -45,14 +46,19 @@ struct PrefillTile {
 
 /// Finds tile `rank` of all sequences' tiles of `tile_rows` rows. Each warp looks by itself. The last tiles of a sequence
 /// have the longest contexts and come first.
-__device__ __forceinline__ PrefillTile find_tile(const int32_t* row_begin, int sequences, int group, int tile_rows, int rank) {
+template <Elem E>
+__device__ __forceinline__ PrefillTile find_tile(const PrefillParams<E>& p, int tile_rows, int rank) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
     int before = 0;
-    for (int base = 0; base < sequences; base += 32) {
+    for (int base = 0; base < p.sequences; base += 32) {
         const int s = base + lane;
-        const int begin = s < sequences ? __ldg(row_begin + s) : 0;
-        const int rows = s < sequences ? __ldg(row_begin + s + 1) - begin : 0;
-        const int tiles = (rows * group + tile_rows - 1) / tile_rows;
+        int begin = s < p.sequences ? __ldg(p.row_begin + s) : 0;
+        int rows = s < p.sequences ? __ldg(p.row_begin + s + 1) - begin : 0;
+        if (p.last_only && rows > 1) {
+            begin += rows - 1;
+            rows = 1;
+        }
+        const int tiles = (rows * p.group + tile_rows - 1) / tile_rows;
         int sum = tiles;
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {
@@ -147,8 +153,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS >= 8 ? 1 : 2) prefill_kernel
     dev::wait_for_earlier();
 
     const int kv_head = static_cast<int>(blockIdx.x) % p.kv_heads;
-    const PrefillTile t =
-        find_tile(p.row_begin, p.sequences, p.group, Shape::kRows, static_cast<int>(blockIdx.x) / p.kv_heads);
+    const PrefillTile t = find_tile(p, Shape::kRows, static_cast<int>(blockIdx.x) / p.kv_heads);
     if (t.sequence < 0)
         return;
     const int length = __ldg(p.kv_len + t.sequence);
@@ -377,6 +382,7 @@ PrefillParams<E> prefill_params(const PrefillAttention& a) {
     p.kv_heads = static_cast<int>(a.base.kv.kv_heads);
     p.group = static_cast<int>(a.base.heads / a.base.kv.kv_heads);
     p.scale_log2 = a.base.scale * 1.4426950408889634f;
+    p.last_only = a.last_only;
     return p;
 }
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce(const PrefillParams90<E>& p, uint32_t sh
     for (int round = 0; round * static_cast<int>(gridDim.x) < p.tiles; ++round) {
         const int number = work_number(round);
         const int kv_head = number % b.kv_heads;
-        const PrefillTile t = find_tile(b.row_begin, b.sequences, b.group, Shape::kRows, number / b.kv_heads);
+        const PrefillTile t = find_tile(b, Shape::kRows, number / b.kv_heads);
         if (t.sequence < 0)
             break;  // tiles of later rounds lie further on
         const int length = __ldg(b.kv_len + t.sequence);
@@ -367,7 +367,7 @@ struct Consumer90 {
         for (int round = 0; round * static_cast<int>(gridDim.x) < p.tiles; ++round) {
             const int number = work_number(round);
             const int kv_head = number % p.base.kv_heads;
-            PrefillTile t = find_tile(p.base.row_begin, p.base.sequences, p.base.group, Shape::kRows, number / p.base.kv_heads);
+            PrefillTile t = find_tile(p.base, Shape::kRows, number / p.base.kv_heads);
             t.sequence = dev::uniform(t.sequence);
             t.tile = dev::uniform(t.tile);
             t.rows = dev::uniform(t.rows);

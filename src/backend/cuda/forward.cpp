@@ -38,27 +38,50 @@ class Pass {
             const RopeAppend rope = rope_of(0);
             BATON_LAUNCH(decode_plan(launch_, decode_of(0, &rope)));
         }
-        for (uint32_t layer = 0; layer < s_.model.layers; ++layer) {
-            BATON_LAUNCH(run_layer(layer));
-            BATON_LAUNCH(report(layer + 1));
-        }
+        for (uint32_t layer = 0; layer < s_.model.layers; ++layer) BATON_LAUNCH(run_layer(layer, layer + 1 == s_.model.layers && cut()));
         return run_head();
     }
 
   private:
-    cudaError_t run_layer(uint32_t layer) {
+    /// With `last_rows` what follows the layer's keys and values is computed of the rows whose logits are wanted alone: nobody reads
+    /// the others. They are left in PassSetup::last.
+    cudaError_t run_layer(uint32_t layer, bool last_rows) {
         const Weights::Layer& w = s_.weights->layers[layer];
         Matrix qkv = w.qkv;
         if (!shape_.ahead) qkv.ahead = nullptr;
         // Kernels read the input before they wait for the one ahead: none may start before the first has ended.
         const Launch launch = layer == 0 ? Launch{launch_.stream, false} : of(Part::kQkv);
         BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
-        BATON_LAUNCH(run_attention(layer));
-        BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, s_.attention, shape_.rows, s_.hidden));
+        if (!fused()) {
+            BATON_LAUNCH(rope_append(of(Part::kAttention), rope_of(layer)));
+            if (last_rows && shape_.logits == 0) return report(layer + 1);
+        }
+        BATON_LAUNCH(run_attention(layer, last_rows));
+        if (!last_rows) {
+            BATON_LAUNCH(run_rest(w, s_.attention, shape_.rows, s_.hidden));
+            return report(layer + 1);
+        }
+        BATON_LAUNCH(report(layer + 1));
+        if (shape_.logits == 0) return cudaSuccess;
+        BATON_LAUNCH(gather(s_.attention, s_.model.heads * s_.model.head_dim, s_.q));
+        BATON_LAUNCH(gather(s_.hidden, s_.model.hidden, s_.last));
+        return run_rest(w, s_.q, shape_.logits, s_.last);
+    }
+
+    /// A layer's part behind attention: `x`, its result, goes into the residual stream `hidden`, and then what the feed-forward part makes of that.
+    cudaError_t run_rest(const Weights::Layer& w, const void* x, uint32_t rows, void* hidden) {
+        BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, x, rows, hidden));
         if (shape_.mlp != 0)
-            return mlp(of(Part::kGateUp), {s_.elem, w.gate_up, w.down, s_.hidden, shape_.rows, s_.mlp_slots}, static_cast<uint8_t>(shape_.mlp - 1));
-        BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, s_.hidden, shape_.rows, s_.act));
-        return s_.linear->run(of(Part::kDown), w.down, s_.act, shape_.rows, s_.hidden);
+            return mlp(of(Part::kGateUp), {s_.elem, w.gate_up, w.down, hidden, rows, s_.mlp_slots}, static_cast<uint8_t>(shape_.mlp - 1));
+        BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, hidden, rows, s_.act));
+        return s_.linear->run(of(Part::kDown), w.down, s_.act, rows, hidden);
+    }
+
+    /// Whether rows are computed that no logits come from.
+    [[nodiscard]] bool cut() const { return shape_.gather || shape_.logits == 0; }
+    /// The rows whose logits are wanted, of [rows, width].
+    cudaError_t gather(const void* x, uint32_t width, void* out) {
+        return gather_rows(launch_, s_.elem, x, arrays_ + at_.logit_rows, shape_.logits, width, out);
     }
 
     /// How a part's kernels are launched.
@@ -116,9 +139,8 @@ class Pass {
         return decode;
     }
 
-    cudaError_t run_attention(uint32_t layer) {
+    cudaError_t run_attention(uint32_t layer, bool last_rows) {
         const RopeAppend rope = rope_of(layer);
-        if (!fused()) BATON_LAUNCH(rope_append(of(Part::kAttention), rope));
         if (shape_.decode > 0) BATON_LAUNCH(decode_attention(of(Part::kAttention), decode_of(layer, fused() ? &rope : nullptr)));
         if (shape_.prefill > 0) {
             PrefillAttention prefill;
@@ -128,8 +150,9 @@ class Pass {
             prefill.base.blocks = s_.prefill_table;
             prefill.q = s_.q;
             prefill.row_begin = arrays_ + at_.row_begin;
-            prefill.rows = shape_.rows;
-            prefill.rows_max = shape_.prefill_rows_max;
+            prefill.rows = last_rows ? shape_.prefill : shape_.rows;
+            prefill.rows_max = last_rows ? 1 : shape_.prefill_rows_max;
+            prefill.last_only = last_rows;
             BATON_LAUNCH(prefill_attention(of(Part::kAttention), prefill));
         }
         return cudaSuccess;
@@ -144,11 +167,7 @@ class Pass {
 
     cudaError_t run_head() {
         if (shape_.logits == 0) return s_.sampler->run({launch_.stream, false}, s_.logits, 0, s_.counter);
-        const void* x = s_.hidden;
-        if (shape_.gather) {
-            BATON_LAUNCH(gather_rows(launch_, s_.elem, s_.hidden, arrays_ + at_.logit_rows, shape_.logits, s_.model.hidden, s_.last));
-            x = s_.last;
-        }
+        const void* x = cut() ? s_.last : s_.hidden;
         BATON_LAUNCH(s_.head_linear->run(of(Part::kHead), s_.weights->head, x, shape_.logits, s_.logits));
         if (s_.kept != nullptr)
             BATON_LAUNCH(cudaMemcpyAsync(s_.kept, s_.logits, size_t{shape_.logits} * s_.model.vocab * sizeof(float),
