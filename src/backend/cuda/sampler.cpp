@@ -30,12 +30,11 @@ bool has_penalties(const wire::Sampling& s) {
            s.frequency_penalty != 0.0f;
 }
 
-/// What the device's counts of a state row hold, and whose the row is.
+/// What the device's counts of a state row hold.
 struct Counted {
     wire::SeqRef ref;
     size_t emitted = 0;  ///< ids counted once all steps described so far have run
     bool valid = false;
-    uint32_t user = 0;   ///< another one for each sequence that took the state row
 };
 
 /// Whose settings a row of an upload holds. Where they are wanted again, only the position changes.
@@ -66,6 +65,7 @@ class DeviceSampler final : public Sampler {
           stride_((vocab + sampling::kChunk - 1) / sampling::kChunk * sampling::kChunk),
           edits_at_(sampling::kRowsAt + rows_max * static_cast<uint32_t>(sizeof(Row))),
           counted_(states),
+          users_(states, 0),
           edit_of_(vocab, 0),
           edit_stamp_(vocab, 0) {}
 
@@ -112,6 +112,7 @@ class DeviceSampler final : public Sampler {
     DeviceBuffer counts_, last_, work_, upload_;
     sampling::Args args_{};
     std::vector<Counted> counted_;
+    std::vector<uint32_t> users_;    ///< of each state row: sequences that took it so far, so that two of them are told apart
     std::vector<uint32_t> edit_of_;  ///< of an id: its edit in the row whose stamp it bears
     std::vector<uint32_t> edit_stamp_;
     uint32_t stamp_ = 0;
@@ -322,8 +323,7 @@ Expected<void> DeviceSampler::describe_anew(cudaStream_t stream, Step& step,
     if (request.sequence == nullptr || request.state >= counted_.size())
         return fail(ErrorCode::kInternal,
                     "a row to sample has no sequence or a state row that does not exist");
-    Counted& counted = counted_[request.state];
-    if (request.pending == 0) ++counted.user;
+    if (request.pending == 0) ++users_[request.state];
     Row& row = reinterpret_cast<Row*>(step.upload.data() + sampling::kRowsAt)[at];
     row = describe_row(request);
     BATON_TRY_ASSIGN(row.edits,
@@ -331,9 +331,9 @@ Expected<void> DeviceSampler::describe_anew(cudaStream_t stream, Step& step,
     row.edit_first = edits;
     edits += row.edits;
     if (row.penalties != 0) BATON_TRY(keep_counts(stream, step, request, staged));
-    else counted.valid = false;
+    else counted_[request.state].valid = false;
     step.wanted.push_back(row.top);
-    step.held[at] = {request.state, counted.user, request.position,
+    step.held[at] = {request.state, users_[request.state], request.position,
                      request.position != 0 && row.edits == 0 && row.penalties == 0,
                      row.mode == Mode::kBar || row.mode == Mode::kOrdered};
     return {};
@@ -357,7 +357,7 @@ Expected<void> DeviceSampler::describe(cudaStream_t stream, uint32_t step_number
         Held& held = step.held[i];
         // A pending token is of the sequence that had the state row before.
         if (held.plain && request.pending != 0 && held.state == request.state &&
-            held.user == counted_[held.state].user) {
+            held.user == users_[held.state]) {
             out[i].position += request.position - held.position;
             held.position = request.position;
             step.wanted.push_back(out[i].top);
