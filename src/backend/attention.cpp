@@ -66,28 +66,43 @@ AttentionRunner::Scratch AttentionRunner::scratch(uint32_t thread) const {
 
 void AttentionRunner::prepare(const Batch& batch) {
     tasks_.clear();
+    partials_used_ = 0;
     first_row_.clear();
     slices_ = batch.slices;
-    uint32_t row = 0, partials = 0, counter = 0;
-    for (uint32_t i = 0; i < batch.slices.size(); ++i) {
-        const Slice& s = batch.slices[i];
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < slices_.size(); ++i) {
         first_row_.push_back(row);
-        row += s.tokens;
-        for (uint32_t h = 0; h < shape_.kv_heads; ++h, ++counter) {
-            for (uint32_t q = 0; q < s.tokens; q += queries_) {
-                const uint32_t end = std::min(s.tokens, q + queries_);
-                const uint32_t segments = pages_.unit_of(s.position + end - 1) / kSegmentUnits + 1;
-                Task t{i, h, q, end, 0, segments, kWhole, 1, counter};
-                if (s.tokens == 1 && segments > 1 && segments <= partials_max_ - partials) {
-                    t.siblings = segments;
-                    for (uint32_t seg = 0; seg < segments; ++seg) {
-                        t.s0 = seg, t.s1 = seg + 1;
-                        t.partial = partials++;
-                        tasks_.push_back(t);
-                    }
-                } else {
+        row += slices_[i].tokens;
+        cut(i, 0);
+    }
+}
+
+void AttentionRunner::keep_wanted() {
+    tasks_.clear();
+    partials_used_ = 0;
+    for (uint32_t i = 0; i < slices_.size(); ++i)
+        if (slices_[i].logits) cut(i, slices_[i].tokens - 1);
+}
+
+/// Adds the tasks of a slice's queries from `first` on. One query alone becomes a task a segment.
+void AttentionRunner::cut(uint32_t slice, uint32_t first) {
+    const Slice& s = slices_[slice];
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const uint32_t counter = slice * shape_.kv_heads + h;
+        for (uint32_t q = first; q < s.tokens; q += queries_) {
+            const uint32_t end = std::min(s.tokens, q + queries_);
+            const uint32_t segments = pages_.unit_of(s.position + end - 1) / kSegmentUnits + 1;
+            Task t{slice, h, q, end, 0, segments, kWhole, 1, counter};
+            if (first + 1 == s.tokens && segments > 1 &&
+                segments <= partials_max_ - partials_used_) {
+                t.siblings = segments;
+                for (uint32_t seg = 0; seg < segments; ++seg) {
+                    t.s0 = seg, t.s1 = seg + 1;
+                    t.partial = partials_used_++;
                     tasks_.push_back(t);
                 }
+            } else {
+                tasks_.push_back(t);
             }
         }
     }

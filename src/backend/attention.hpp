@@ -26,6 +26,8 @@ class AttentionRunner {
                                                         uint32_t slices_max);
     /// Cuts `batch` into tasks; they serve every layer. The batch has been checked.
     void prepare(const Batch& batch);
+    /// From here on run computes only the last row of each slice that wants logits, where it lies.
+    void keep_wanted();
     /// out[t] = attention of q[t] over the pages of `layer`; both [tokens, heads, head_dim].
     /// `meanwhile` runs on the caller once the workers have started.
     template <class Meanwhile>
@@ -67,6 +69,7 @@ class AttentionRunner {
 
     AttentionRunner(const ModelShape& shape, const KvPages& pages, const Kernels& kernels)
         : shape_(shape), pages_(pages), kernels_(&kernels) {}
+    void cut(uint32_t slice, uint32_t first);
     void execute(const Task& task, uint32_t thread, uint32_t layer, const float* q, float* out);
     void segment(const Task& task, const Scratch& s, uint32_t layer, uint32_t seg, int into,
                  AttnRows rows) const;
@@ -91,6 +94,7 @@ class AttentionRunner {
     Buffer scratch_;
     Buffer partials_;
     std::vector<Task> tasks_;
+    uint32_t partials_used_ = 0;  ///< by tasks_
     std::vector<uint32_t> first_row_;
     std::span<const Slice> slices_;
     std::unique_ptr<std::atomic<uint32_t>[]> finished_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
+#include <numeric>
 
 namespace baton::backend {
 
@@ -54,24 +56,26 @@ Expected<void> CpuBackend::forward(const Batch& batch, std::span<float> logits,
     Progress progress{layer_done};
     for (uint32_t layer = 0; layer < program_.shape.layers; ++layer) run_layer(layer, progress);
     progress();
-    head(batch, logits);
+    head(logits);
     return {};
 }
 
 /// Embedding rows and rotations of the batch.
 void CpuBackend::start(const Batch& batch) {
     rows_.clear();
+    wanted_.clear();
     for (const Slice& s : batch.slices) {
         for (uint32_t i = 0; i < s.tokens; ++i) {
             const uint32_t position = s.position + i;
             rows_.push_back({position, s.blocks[position / options_.block_tokens]});
         }
+        if (s.logits) wanted_.push_back(static_cast<uint32_t>(rows_.size()) - 1);
     }
+    active_ = static_cast<uint32_t>(rows_.size());
     attention_->prepare(batch);
     const std::function<void(uint32_t)> none;
     Progress quiet{none};
-    each_row(static_cast<uint32_t>(rows_.size()), quiet,
-             [&](uint32_t row) { embed(batch.tokens[row], row); });
+    each_row(active_, quiet, [&](uint32_t row) { embed(batch.tokens[row], row); });
 }
 
 void CpuBackend::embed(TokenId token, uint32_t row) {
@@ -88,8 +92,16 @@ void CpuBackend::embed(TokenId token, uint32_t row) {
     }
 }
 
+/// In the last layer rows whose logits nobody wants end with their keys and values.
 void CpuBackend::run_layer(uint32_t layer, Progress& progress) {
-    for (const Stage& stage : program_.layers[layer]) {
+    const std::vector<Stage>& stages = program_.layers[layer];
+    const bool ends =
+        program_.tail && layer + 1 == program_.layers.size() && wanted_.size() < rows_.size();
+    for (size_t i = 0; i < stages.size(); ++i) {
+        const Stage& stage = stages[i];
+        const bool cut = ends && i == program_.tail->attention;
+        if (cut && wanted_.empty()) return;
+        if (cut) attention_->keep_wanted();
         if (const auto* rows = std::get_if<RowStage>(&stage)) {
             run_rows(layer, rows->ops, progress);
         } else if (const auto* products = std::get_if<ProductStage>(&stage)) {
@@ -97,7 +109,19 @@ void CpuBackend::run_layer(uint32_t layer, Progress& progress) {
         } else {
             attention_->run(pool_, layer, slot(Slot::kQ, 0), slot(Slot::kAttn, 0), progress);
         }
+        if (cut) keep_wanted();
     }
+}
+
+/// Moves the wanted rows to the front of what the rest of the step reads.
+void CpuBackend::keep_wanted() {
+    active_ = static_cast<uint32_t>(wanted_.size());
+    for (const Slot s : program_.tail->reads)
+        for (uint32_t row = 0; row < active_; ++row)
+            if (wanted_[row] != row)
+                std::memcpy(slot(s, row), slot(s, wanted_[row]),
+                            slot_width(program_.shape, s) * sizeof(float));
+    std::iota(wanted_.begin(), wanted_.end(), 0u);
 }
 
 template <class Fn>
@@ -119,7 +143,7 @@ void CpuBackend::each_row(uint32_t rows, Progress& progress, const Fn& fn) {
 /// From here on the KV of `layer` may be complete: says so once the next stage has been handed to
 /// the threads.
 void CpuBackend::run_rows(uint32_t layer, const std::vector<RowOp>& ops, Progress& progress) {
-    each_row(static_cast<uint32_t>(rows_.size()), progress, [&](uint32_t row) {
+    each_row(active_, progress, [&](uint32_t row) {
         for (const RowOp& op : ops) row_op(op, layer, row);
     });
     for (const RowOp& op : ops) {
@@ -179,7 +203,7 @@ ActView CpuBackend::act_view(const float* in, size_t width, int side) const {
 
 void CpuBackend::run_products(uint32_t layer, const ProductStage& stage, Progress& progress) {
     const size_t width = slot_width(program_.shape, stage.in);
-    const auto rows = static_cast<uint32_t>(rows_.size());
+    const uint32_t rows = active_;
     bool wants[3] = {};  // ways to prepare the input
     size_t groups = 0, bytes = 0;
     for (const Product& p : stage.products) {
@@ -263,20 +287,17 @@ void CpuBackend::gate_up_chunk(const ProductStage& stage, size_t first, size_t l
     }
 }
 
-/// Final norm and head for the last rows of the slices that want logits.
-void CpuBackend::head(const Batch& batch, std::span<float> logits) {
+/// Final norm and head of the wanted rows.
+void CpuBackend::head(std::span<float> logits) {
     const size_t width = program_.shape.hidden;
     const PackedView w = program_.head.view();
     const ActKind kind = kernels_.act_kind(w.kind);
-    uint32_t row = 0, rows = 0;
-    for (const Slice& s : batch.slices) {
-        row += s.tokens;
-        if (!s.logits) continue;
-        norm(program_.final_norm, row - 1, rows);
-        prepare_row(kind, slot(Slot::kNorm, rows), width, rows);
-        ++rows;
-    }
+    const auto rows = static_cast<uint32_t>(wanted_.size());
     if (rows == 0) return;
+    for (uint32_t row = 0; row < rows; ++row) {
+        norm(program_.final_norm, wanted_[row], row);
+        prepare_row(kind, slot(Slot::kNorm, row), width, row);
+    }
     const ActView a = act_view(slot(Slot::kNorm, 0), width);
     const OutView out{logits.data(), program_.shape.vocab, nullptr, false};
     const size_t per_chunk = std::clamp<size_t>(

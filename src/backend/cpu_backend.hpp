@@ -63,6 +63,7 @@ class CpuBackend final : public Backend {
     void start(const Batch& batch);
     void embed(TokenId token, uint32_t row);
     void run_layer(uint32_t layer, Progress& progress);
+    void keep_wanted();
     void run_rows(uint32_t layer, const std::vector<RowOp>& ops, Progress& progress);
     void row_op(const RowOp& op, uint32_t layer, uint32_t row);
     void norm(const NormOp& op, uint32_t row_in, uint32_t row_out);
@@ -70,7 +71,7 @@ class CpuBackend final : public Backend {
     void products_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1);
     void gate_up_chunk(const ProductStage& stage, size_t first, size_t last, size_t m0, size_t m1,
                        uint32_t thread);
-    void head(const Batch& batch, std::span<float> logits);
+    void head(std::span<float> logits);
     void prepare_row(ActKind kind, const float* in, size_t width, uint32_t row);
     void quantize(const float* in, size_t n, size_t width, uint32_t row, size_t col, int side);
     [[nodiscard]] ActView act_view(const float* in, size_t width, int side = 0) const;
@@ -95,6 +96,8 @@ class CpuBackend final : public Backend {
     Buffer memory_;
     Activations act_{};
     std::vector<Row> rows_;
+    uint32_t active_ = 0;            ///< rows that stages compute, the first ones
+    std::vector<uint32_t> wanted_;   ///< rows whose logits are wanted, ascending
     std::vector<uint64_t> written_;  ///< for each block: step · 2^32 + slice that last wrote it
     uint64_t step_ = 0;
 };

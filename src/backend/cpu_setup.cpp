@@ -232,6 +232,7 @@ Expected<void> CpuBackend::allot() {
     act_.cos = reinterpret_cast<float*>(base + cos);
     act_.sin = reinterpret_cast<float*>(base + sin);
     rows_.reserve(options_.max_batch_tokens);
+    wanted_.reserve(options_.max_batch_slices);
     written_.assign(options_.blocks, 0);
     return {};
 }

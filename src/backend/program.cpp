@@ -1,5 +1,7 @@
 #include "backend/program.hpp"
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "backend/buffer.hpp"
@@ -169,6 +171,66 @@ class LayerLowering {
     uint32_t appends_ = 0;
 };
 
+/// The slots that stages read as they found them. Stages are taken in order.
+class LiveSlots {
+  public:
+    /// False for an operation that needs more of a row than its slots.
+    [[nodiscard]] bool take(const Stage& stage) {
+        if (const auto* rows = std::get_if<RowStage>(&stage))
+            return std::ranges::all_of(rows->ops, [this](const RowOp& op) { return take(op); });
+        const auto* products = std::get_if<ProductStage>(&stage);
+        if (products == nullptr) return false;
+        for (const RowOp& op : products->before)
+            if (!take(op)) return false;
+        read(products->in);
+        for (const Product& p : products->products) {
+            if (p.add) read(p.out);
+            write(products->swiglu ? Slot::kAct : p.out);
+        }
+        return true;
+    }
+    void read(Slot slot) {
+        const auto i = static_cast<size_t>(slot);
+        read_[i] = read_[i] || !written_[i];
+    }
+    [[nodiscard]] std::vector<Slot> reads() const {
+        std::vector<Slot> out;
+        for (size_t i = 0; i < kSlots; ++i)
+            if (read_[i]) out.push_back(static_cast<Slot>(i));
+        return out;
+    }
+
+  private:
+    static constexpr auto kSlots = static_cast<size_t>(Slot::kCount);
+    bool take(const RowOp& op) {
+        if (const auto* norm = std::get_if<NormOp>(&op)) {
+            read(norm->in);
+            write(norm->out);
+            return true;
+        }
+        if (!std::holds_alternative<SwiGluOp>(op)) return false;
+        read(Slot::kGate);
+        read(Slot::kUp);
+        write(Slot::kAct);
+        return true;
+    }
+    void write(Slot slot) { written_[static_cast<size_t>(slot)] = true; }
+
+    std::array<bool, kSlots> read_{}, written_{};
+};
+
+std::optional<Tail> tail_of(const std::vector<Stage>& stages, const NormOp& final_norm) {
+    size_t attention = stages.size();
+    for (size_t i = 0; i < stages.size(); ++i)
+        if (std::holds_alternative<AttentionStage>(stages[i])) attention = i;
+    if (attention == stages.size()) return std::nullopt;
+    LiveSlots live;
+    for (size_t i = attention + 1; i < stages.size(); ++i)
+        if (!live.take(stages[i])) return std::nullopt;
+    live.read(final_norm.in);
+    return Tail{attention, live.reads()};
+}
+
 }  // namespace
 
 size_t slot_width(const ModelShape& s, Slot slot) {
@@ -237,6 +299,7 @@ Expected<Program> lower(const Plan& plan) {
         program.layers.push_back(std::move(stages));
     }
     BATON_TRY_ASSIGN(program.final_norm, LayerLowering(s, program).norm(plan.final_norm));
+    program.tail = tail_of(program.layers.back(), program.final_norm);
     BATON_TRY_ASSIGN(program.head, place(plan.head, program));
     // Whole huge pages, so that the last matrix lies on one too.
     const bool large = program.image_bytes >= Buffer::kHugePageBytes;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -51,6 +52,13 @@ struct ProductStage {
 struct AttentionStage {};
 using Stage = std::variant<RowStage, ProductStage, AttentionStage>;
 
+/// Where the last layer has attended for the last time. Behind it each row is on its own and leads
+/// to nothing but its logits.
+struct Tail {
+    size_t attention;         ///< that stage's index in the last layer
+    std::vector<Slot> reads;  ///< what later stages and the head read and none of them wrote before
+};
+
 /// A matrix of the plan and what becomes of it.
 struct WeightPart {
     const tensor::TensorView* from;  ///< in the plan
@@ -61,6 +69,8 @@ struct WeightPart {
 struct Program {
     ModelShape shape;
     std::vector<std::vector<Stage>> layers;
+    std::optional<Tail> tail;  ///< none where the last layer does not attend, or where a stage
+                               ///< behind needs a row's position
     NormOp final_norm;
     PackedMatrix head;
     std::vector<WeightPart> parts;  ///< all matrices in the order of their offsets

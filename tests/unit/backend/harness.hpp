@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,7 +34,8 @@ struct Harness {
         std::vector<BlockId> blocks;
         bool logits = true;
     };
-    std::vector<std::vector<float>> run(const std::vector<Part>& parts) {
+    std::vector<std::vector<float>> run(const std::vector<Part>& parts,
+                                        const std::function<void(uint32_t)>& layer_done = {}) {
         std::vector<TokenId> tokens;
         std::vector<Slice> slices;
         size_t wanted = 0;
@@ -44,7 +46,7 @@ struct Harness {
             wanted += p.logits ? 1 : 0;
         }
         std::vector<float> flat(wanted * vocab());
-        const auto ok = backend->forward({tokens, slices}, flat, {});
+        const auto ok = backend->forward({tokens, slices}, flat, layer_done);
         if (!ok) return {};
         std::vector<std::vector<float>> out;
         for (size_t i = 0; i < wanted; ++i)
