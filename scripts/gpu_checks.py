@@ -178,6 +178,7 @@ def memcheck(c, gpus):
         raise FileNotFoundError("compute-sanitizer is not here")
     watch = [tool, "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20"]
     return [[*watch, SUITE / "model_cuda_test", "--gtest_brief=1", "--gtest_filter=Families/Model.Mixed*/qwen3:Families/Model.Mixed*/smollm"],
+            ["env", "BATON_TEST_REDUCED=1", *watch, SUITE / "model_cuda_test", "--gtest_brief=1", "--gtest_filter=Joined*"],
             ["env", "BATON_TEST_SIZE_MAX=200000", *watch, SUITE / "linear_mlp_cuda_test", "--gtest_brief=1", "--gtest_filter=*Float64"]]
 
 

@@ -11,6 +11,7 @@
 #include "attention_cases.hpp"
 #include "backend/cuda/attention.hpp"
 #include "backend/cuda/attention_prefill.hpp"
+#include "backend/cuda/attention_qkv.hpp"
 
 namespace baton::test {
 namespace {
@@ -449,6 +450,44 @@ TEST_P(PrefillAttentionTest, LastRowsAloneAreTheSameBits) {
             for (size_t j = i * row; j < (i + 1) * row; ++j)
                 ASSERT_EQ(last.out[j], wanted[i] ? whole.out[j] : kUnwritten) << "row " << i;
     }
+}
+
+/// The kernel of qkv and attention takes for granted what its constants say. Needs no GPU.
+TEST(QkvAttention, TakesOnlyTheShapesItIsMadeFor) {
+    const cuda::QkvAttentionLimits limits{232448, 132};
+    const float norm = 1;
+    const auto part = [&] {
+        cuda::QkvAttention p;
+        p.qkv.n = 4096;
+        p.qkv.k = 1024;
+        p.qkv.norm = &norm;
+        p.rope.q_norm = p.rope.k_norm = &norm;
+        p.attention.heads = 16;
+        p.attention.sequences = 16;
+        p.attention.kv.kv_heads = 8;
+        p.attention.kv.head_dim = 128;
+        p.attention.kv.block_tokens = 16;
+        return p;
+    };
+    EXPECT_TRUE(cuda::qkv_attention_takes(part(), limits));
+    EXPECT_FALSE(cuda::qkv_attention_takes(part(), {0, 132})) << "no sm_90 code";
+    EXPECT_FALSE(cuda::qkv_attention_takes(part(), {160 << 10, 132})) << "too little shared memory";
+    EXPECT_FALSE(cuda::qkv_attention_takes(part(), {232448, 127})) << "blocks that wait for one that finds no room";
+    const auto refused = [&](auto change) {
+        cuda::QkvAttention p = part();
+        change(p);
+        return !cuda::qkv_attention_takes(p, limits);
+    };
+    EXPECT_TRUE(refused([](auto& p) { p.qkv.n = 3072; }));
+    EXPECT_TRUE(refused([](auto& p) { p.qkv.k = 2048; }));
+    EXPECT_TRUE(refused([](auto& p) { p.qkv.norm = nullptr; }));
+    EXPECT_TRUE(refused([&](auto& p) { p.qkv.bias = &norm; }));
+    EXPECT_TRUE(refused([](auto& p) { p.rope.k_norm = nullptr; }));
+    EXPECT_TRUE(refused([](auto& p) { p.attention.heads = 32; }));
+    EXPECT_TRUE(refused([](auto& p) { p.attention.sequences = 15; }));
+    EXPECT_TRUE(refused([](auto& p) { p.attention.kv.kv_heads = 4; }));
+    EXPECT_TRUE(refused([](auto& p) { p.attention.kv.head_dim = 64; }));
+    EXPECT_TRUE(refused([](auto& p) { p.attention.kv.block_tokens = 8; }));
 }
 
 /// One decode call over the whole contexts.

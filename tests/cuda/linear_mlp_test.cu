@@ -153,7 +153,7 @@ TEST(Mlp, TakesOnlyWhatItsBlocksAndWarpsShare) {
     uint32_t taken = 0;
     for (uint32_t hidden = 32; hidden <= 2048; hidden += 32)
         for (uint32_t ffn = 64; ffn <= 6144; ffn += 64)
-            for (const uint32_t m : {1u, 16u, 17u, 32u, 33u}) {
+            for (const uint32_t m : {1u, 8u, 9u, 16u, 17u, 32u, 33u}) {
                 Mlp part;
                 const float norm = 1;
                 part.gate_up.n = 2 * ffn;
@@ -216,7 +216,7 @@ TEST(Mlp, ChainsRepeatTheirBits) {
     };
     uint32_t ran = 0;
     for (uint8_t v = 0; v < mlp_shapes().size(); ++v)
-        for (const uint32_t m : {17u, 24u, 27u, 32u}) {
+        for (const uint32_t m : {9u, 16u, 17u, 24u, 27u, 32u}) {
             if (!mlp_takes(layers[0]->part(m, slots.get()), v, limits)) continue;
             ++ran;
             ASSERT_EQ(run({stream->get(), false}, v, m), cudaSuccess);

@@ -1,7 +1,11 @@
 // Whole models against float64, and the promises a step makes whatever it is batched with.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
 #include <numeric>
 
 #include "rig.hpp"
@@ -102,6 +106,68 @@ TEST_P(Model, DecodeAgreesWithFloat64) {
             EXPECT_LT(relative_error(got[i], reference(plan, seqs[i].ids, seqs[i].ids.size())), kTolerance)
                 << "sequence " << i << ", " << seqs[i].ids.size() << " tokens";
     }
+}
+
+/// Sequences of many lengths step by step with qkv and attention as one kernel and as two: the same logits, but for rounding, and as one
+/// the same bits every time.
+TEST(Joined, AgreesWithItsKernelsOneByOne) {
+    BATON_NEEDS_GPU();
+    const std::filesystem::path folder = ::testing::TempDir() + "baton-joined-" + std::to_string(::getpid());
+    const Plan plan = plan_of({"joined", {3, 1024, 16, 8, 128, 768, 264, 8192}, false, true});
+    const bool reduced = std::getenv("BATON_TEST_REDUCED") != nullptr;
+    for (const bool fp16 : {false, true})
+        for (const uint32_t block_tokens : {16u, 64u}) {
+            if (reduced && (fp16 || block_tokens == 64)) continue;
+            SCOPED_TRACE((fp16 ? "fp16, blocks of " : "bf16, blocks of ") + std::to_string(block_tokens));
+            CudaOptions options = small_options();
+            options.fp16 = fp16;
+            options.block_tokens = block_tokens;
+            options.blocks = 16384 / block_tokens;
+            options.cache_folder = folder.string();  // all take the same kernels beside
+            std::vector<std::unique_ptr<Rig>> rigs;
+            for (const bool joined : {false, true, true}) {
+                rigs.push_back(std::make_unique<Rig>(plan, options));
+                ASSERT_TRUE(*rigs.back());
+                if (!rigs.back()->backend().force_joined(joined)) GTEST_SKIP() << "this GPU does not run it so";
+            }
+            const std::vector<uint32_t> lengths = {1, 2, 14, 15, 16, 17, 31, 63, 64, 113, 127, 128, 129, 500, 300, reduced ? 140u : 4200u};
+            for (const size_t count : {size_t{16}, size_t{9}}) {  // the last longer than what lanes remember of a block table
+                std::vector<std::vector<Seq>> seqs(rigs.size());
+                Rng rng(15);
+                for (size_t i = 0; i < count; ++i) {
+                    const uint32_t n = lengths[count == 16 ? i : lengths.size() - 1 - i];
+                    const auto ids = random_ids(rng, n, rigs[0]->vocab());
+                    for (size_t r = 0; r < rigs.size(); ++r) {
+                        seqs[r].push_back(rigs[r]->add(ids, n + 40));
+                        for (uint32_t done = 0; done < n; done += 512) static_cast<void>(rigs[r]->step({{&seqs[r].back(), std::min(512u, n - done), done + 512 >= n}}));
+                    }
+                }
+                for (int turn = 0; turn < (reduced ? 3 : 36); ++turn) {
+                    std::vector<std::vector<std::vector<float>>> got;
+                    std::vector<TokenId> next;
+                    for (size_t i = 0; i < count; ++i) next.push_back(static_cast<TokenId>(rng.below(rigs[0]->vocab())));
+                    for (size_t r = 0; r < rigs.size(); ++r) {
+                        std::vector<Part> parts;
+                        for (size_t i = 0; i < count; ++i) {
+                            Rig::push(seqs[r][i], next[i]);
+                            parts.push_back({&seqs[r][i], 1});
+                        }
+                        got.push_back(rigs[r]->step(parts));
+                        ASSERT_EQ(got.back().size(), count);
+                    }
+                    for (size_t i = 0; i < count; ++i) {
+                        const std::vector<double> want(got[0][i].begin(), got[0][i].end());
+                        ASSERT_LT(relative_error(got[1][i], want), fp16 ? kToleranceFp16 : kTolerance)
+                            << "turn " << turn << ", sequence " << i << " of " << seqs[0][i].ids.size() << " tokens";
+                        ASSERT_EQ(got[1][i], got[2][i]) << "turn " << turn << ", sequence " << i;
+                    }
+                    if (turn != 2 || count != 16) continue;
+                    for (const size_t i : {0u, 4u})
+                        ASSERT_LT(relative_error(got[1][i], reference(plan, seqs[1][i].ids, seqs[1][i].ids.size())), fp16 ? kToleranceFp16 : kTolerance);
+                }
+            }
+        }
+    std::filesystem::remove_all(folder);
 }
 
 TEST_P(Model, MixedStepsAgreeWithFloat64) {

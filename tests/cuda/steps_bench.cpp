@@ -1,4 +1,4 @@
-// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | stress | parts]...
+// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | stress | parts | joined]...
 //   decode   steps of one row a sequence, one queued ahead: the loop's time and the host's, by what it is spent on, where the
 //            host waits in a loop ("spin") and where it sleeps meanwhile, as an engine does ("nap")
 //   mixed    decode rows and prompts in one step
@@ -6,6 +6,7 @@
 //   loads    device memory and time of graphs
 //   stress   for BATON_BENCH_SECONDS (8): deterministic; sequences in random company must get the tokens that they get alone
 //   parts    the device's time of a decode step with all, a quarter and none of the layers
+//   joined   the same of 16 rows, with qkv and attention as one kernel and without
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -357,17 +358,28 @@ void bench_stress(CudaBackend& backend) {
     if (Stress(backend).run(seconds != nullptr ? std::atof(seconds) : 8) != 0) std::exit(1);
 }
 
-void bench_parts(CudaBackend& backend) {
+void bench_parts_of(CudaBackend& backend, uint32_t rows, uint32_t context, const char* name) {
     const uint32_t layers = backend.shape().layers;
-    for (const uint32_t rows : {1u, 8u, 16u, 24u, 64u}) {
-        std::printf("parts %3u rows of 1024:", rows);
-        for (const uint32_t n : {layers, layers / 4, 0u}) {
-            const auto seconds = backend.time_decode(rows, 1024, n);
-            if (!seconds) stop(seconds.error().message);
-            std::printf("  %2u layers %7.1f us", n, *seconds * 1e6);
-        }
-        std::printf("\n");
+    std::printf("parts %3u rows of %u%s:", rows, context, name);
+    for (const uint32_t n : {layers, layers / 4, 0u}) {
+        const auto seconds = backend.time_decode(rows, context, n);
+        if (!seconds) stop(seconds.error().message);
+        std::printf("  %2u layers %7.1f us", n, *seconds * 1e6);
     }
+    std::printf("\n");
+}
+
+void bench_parts(CudaBackend& backend) {
+    for (const uint32_t rows : {1u, 8u, 16u, 24u, 64u}) bench_parts_of(backend, rows, 1024, "");
+}
+
+/// Steps of 16 rows with qkv and attention as one kernel, and without, in turns; the products beside them are those chosen.
+void bench_joined(CudaBackend& backend) {
+    for (int turn = 0; turn < 3; ++turn)
+        for (const bool on : {false, true}) {
+            if (!backend.force_joined(on)) stop("there is no kernel of qkv and attention for this model");
+            for (const uint32_t context : {128u, 820u, 1024u}) bench_parts_of(backend, 16, context, on ? " joined" : "");
+        }
 }
 
 int run(int argc, char** argv) {
@@ -394,6 +406,7 @@ int run(int argc, char** argv) {
         else if (std::strcmp(argv[i], "loads") == 0) bench_loads(backend);
         else if (std::strcmp(argv[i], "stress") == 0) bench_stress(backend);
         else if (std::strcmp(argv[i], "parts") == 0) bench_parts(backend);
+        else if (std::strcmp(argv[i], "joined") == 0) bench_joined(backend);
         else stop(std::string("unknown part ") + argv[i]);
     }
     return 0;

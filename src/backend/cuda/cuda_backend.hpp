@@ -61,6 +61,8 @@ class CudaBackend final : public DeviceBackend {
     /// Seconds that the device takes for a decode step of `rows` sequences of `context` positions with the first `layers` layers, the
     /// least of some replays. For benchmarks: no step may be submitted afterwards, as the device's count of steps has gone on.
     Expected<double> time_decode(uint32_t rows, uint32_t context, uint32_t layers);
+    /// For tests and benchmarks: whether steps of 16 rows have StepShape::joined, whatever is quicker. False where the model has no such kernel.
+    bool force_joined(bool on);
 
   private:
     /// Host memory that progress words lie in.
@@ -86,6 +88,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> load();
     Expected<void> make_products();
     Expected<void> make_mlp();
+    Expected<void> make_joined();
     Expected<void> make_buffers(const Rope& rope);
     Expected<void> make_pool();
     Expected<void> warm_up();
@@ -96,6 +99,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> choose_products(const StepShape& shape, double& best, Ways& chosen);
     void use_products(uint32_t rows, const Ways& ways);
     Expected<void> choose_mlp(StepShape& shape, double& best, Ways* products);
+    Expected<void> choose_joined(StepShape& shape, double& best, Ways& products);
     [[nodiscard]] bool takes_mlp(uint32_t rows, uint32_t mlp) const;
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
@@ -144,9 +148,10 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;
     MlpLimits mlp_limits_;
+    std::optional<bool> joined_;  ///< see force_joined
     std::unique_ptr<Sampler> sampler_;
     StepInput input_;
-    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, mlp_slots_, counter_, pool_;
+    DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, mlp_slots_, qkv_slots_, counter_, pool_;
     kv::PoolLayout layout_;
     std::unique_ptr<CudaDevicePool> movers_;
     PassSetup setup_;
@@ -154,7 +159,7 @@ class CudaBackend final : public DeviceBackend {
     StepShape last_shape_;          ///< of the step launched last
     Graph* last_graph_ = nullptr;   ///< its graph, or null
     std::optional<StepShape> wanted_;  ///< ran by itself and has no graph yet
-    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, kAhead, and StepShape::mlp
+    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, kAhead, StepShape::mlp and joined
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;

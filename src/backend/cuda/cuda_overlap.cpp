@@ -32,7 +32,10 @@ constexpr uint32_t kOneByOne = 10;    // alternatives of a product that are trie
 constexpr uint32_t kBesideMlp = 4;    // and where the feed-forward part is one kernel
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
 constexpr uint32_t kMlpShift = 8;       // StepShape::mlp
-constexpr const char* kFormat = "baton step overlap 5";
+constexpr uint32_t kJoined = 1u << 16;  // StepShape::joined
+constexpr const char* kFormat = "baton step overlap 6";
+
+uint32_t mlp_of(uint32_t parts) { return parts >> kMlpShift & 0xff; }
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -52,7 +55,7 @@ std::map<uint32_t, uint32_t> read_choices(const std::filesystem::path& path) {
     if (!std::getline(file, format) || format != kFormat) return {};
     std::map<uint32_t, uint32_t> choices;
     for (uint32_t rows = 0, parts = 0; choices.size() < 64 && file >> rows >> parts;)
-        if (rows <= kRowsMax && parts >> kMlpShift <= mlp_shapes().size()) choices[rows] = parts;
+        if (rows <= kRowsMax && mlp_of(parts) <= mlp_shapes().size()) choices[rows] = parts;
     return choices;
 }
 
@@ -76,7 +79,7 @@ Expected<void> CudaBackend::choose_overlap() {
     if (!pdl_ || options_.deterministic) return {};
     const auto start = std::chrono::steady_clock::now();
     if (!options_.cache_folder.empty()) overlap_ = read_choices(overlap_file());
-    std::erase_if(overlap_, [&](const auto& kept) { return kept.second >> kMlpShift != 0 && !takes_mlp(kept.first, kept.second >> kMlpShift); });
+    std::erase_if(overlap_, [&](const auto& kept) { return mlp_of(kept.second) != 0 && !takes_mlp(kept.first, mlp_of(kept.second)); });
     bool measured = false;
     std::vector<uint32_t> sizes = batch_buckets(options_.max_batch_slices);
     std::ranges::stable_partition(sizes, [](uint32_t rows) { return std::has_single_bit(rows); });  // others take their products
@@ -107,9 +110,10 @@ Expected<void> CudaBackend::choose_overlap() {
             Ways ways = {};
             const bool own = std::has_single_bit(rows);
             if (own) BATON_TRY(choose_products(shape, best, ways));
+            if (own) BATON_TRY(choose_joined(shape, best, ways));
             BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
         }
-        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift;
+        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift | (shape.joined ? kJoined : 0);
         measured = true;
     }
     if (measured && !options_.cache_folder.empty()) {
@@ -140,6 +144,7 @@ void CudaBackend::use_products(uint32_t rows, const Ways& ways) {
 /// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
 /// can be quicker than the quickest of each, asking for weights early or late, then product by product. `chosen` is what takes `best` seconds.
 Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best, Ways& chosen) {
+    const size_t first = shape.joined ? 1 : 0;  // of the layer's products
     const size_t of_layer = shape.mlp != 0 ? 2 : 4;
     const Weights::Layer& layer = weights_.layers.front();
     const std::array<std::pair<Linear*, const Matrix*>, std::tuple_size_v<Ways>> products = {{{linear_.get(), &layer.qkv},
@@ -158,13 +163,13 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best
         return {};
     };
     std::vector<Ways> alike;
-    for (uint32_t i = 0; i < most(0) && shape.mlp == 0; ++i)
+    for (uint32_t i = 0; i < most(first) && shape.mlp == 0; ++i)
         for (const uint32_t late : kLate) {  // by product
             Ways ways = chosen;
             bool found = true;
-            for (size_t p = 0; p < of_layer && found; ++p) {
+            for (size_t p = first; p < of_layer && found; ++p) {
                 const auto fits = [&](uint32_t w) {
-                    return family(p, w) == family(0, i) && products[p].first->late(*products[p].second, shape.rows, w) == ((late >> p & 1) != 0);
+                    return family(p, w) == family(first, i) && products[p].first->late(*products[p].second, shape.rows, w) == ((late >> p & 1) != 0);
                 };
                 ways[p] = 0;
                 while (ways[p] < most(p) && !fits(ways[p])) ++ways[p];
@@ -173,7 +178,7 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best
             if (found && ways != chosen && std::find(alike.begin(), alike.end(), ways) == alike.end()) alike.push_back(ways);
         }
     for (const Ways& ways : alike) BATON_TRY(try_ways(ways));
-    for (size_t p = 0; p < (shape.mlp == 0 ? products.size() : of_layer); ++p) {
+    for (size_t p = first; p < (shape.mlp == 0 ? products.size() : of_layer); ++p) {
         const Ways start = chosen;
         for (uint32_t i = 0; i < std::min(most(p), shape.mlp == 0 ? kOneByOne : kBesideMlp); ++i) {
             Ways ways = chosen;
@@ -223,13 +228,40 @@ Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* pro
     return {};
 }
 
+/// Tries qkv and attention as one kernel, with other products beside it.
+Expected<void> CudaBackend::choose_joined(StepShape& shape, double& best, Ways& products) {
+    if (qkv_slots_.size() == 0 || shape.rows != kQkvAttentionRows) return {};
+    StepShape changed = shape;
+    changed.joined = true;
+    BATON_TRY_ASSIGN(double seconds, time_step(changed, layers_timed()));
+    if (seconds > best * kHopeless) return {};
+    Ways ways = products;
+    BATON_TRY(choose_products(changed, seconds, ways));
+    if (seconds > best * kWorthIt) {
+        use_products(shape.rows, products);
+        return {};
+    }
+    best = seconds;
+    shape = changed;
+    products = ways;
+    return {};
+}
+
 void CudaBackend::set_overlap(StepShape& shape) const {
     const auto chosen = overlap_.find(shape.rows);
     if (chosen == overlap_.end()) return;
     shape.plain = chosen->second & (kAhead - 1);
     shape.ahead = (chosen->second & kAhead) != 0;
     // Blocks that must all run at once would wait for kernels that wait for another GPU.
-    shape.mlp = nccl_links_open() == 0 ? chosen->second >> kMlpShift : 0;
+    const bool alone = nccl_links_open() == 0;
+    shape.mlp = alone ? mlp_of(chosen->second) : 0;
+    shape.joined = alone && qkv_slots_.size() != 0 && shape.rows == kQkvAttentionRows && joined_.value_or((chosen->second & kJoined) != 0);
+}
+
+bool CudaBackend::force_joined(bool on) {
+    joined_ = on;
+    overlap_.try_emplace(kQkvAttentionRows, 0);
+    return qkv_slots_.size() != 0;
 }
 
 /// Enough to choose by: a graph of all layers takes as much longer to make as to run.

@@ -58,6 +58,7 @@ Expected<std::unique_ptr<CudaBackend>> CudaBackend::make(const Plan& plan, const
     BATON_TRY(backend->make_buffers(plan.rope));
     phases.done("buffers");
     BATON_TRY(backend->make_pool());
+    BATON_TRY(backend->make_joined());
     phases.done("pool");
     BATON_TRY(backend->choose_overlap());
     phases.done("overlap");
@@ -174,6 +175,29 @@ Expected<void> CudaBackend::make_mlp() {
     if (bytes == 0) return {};
     BATON_TRY_ASSIGN(mlp_slots_, DeviceBuffer::make(bytes, "sums of the feed-forward part"));
     BATON_CUDA_TRY(cudaMemset(mlp_slots_.data(), 0xff, bytes), "sums of the feed-forward part");
+    return {};
+}
+
+/// Looks whether qkv and attention of all layers may be one kernel, of the same kind.
+Expected<void> CudaBackend::make_joined() {
+    int shared = 0;
+    BATON_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, static_cast<int>(options_.device)), "whether others share the GPU");
+    if (options_.deterministic || shared != 0 || options_.max_batch_slices < kQkvAttentionRows) return {};
+    QkvAttentionLimits limits;
+    BATON_CUDA_TRY(qkv_attention_prepare(setup_.elem, limits), "preparing the kernel of qkv and attention");
+    for (uint32_t layer = 0; layer < model_.shape.layers; ++layer) {
+        QkvAttention part;
+        part.qkv = weights_.layers[layer].qkv;
+        part.rope.q_norm = weights_.layers[layer].q_norm;
+        part.rope.k_norm = weights_.layers[layer].k_norm;
+        part.attention.kv = setup_.kv[layer];
+        part.attention.heads = model_.shape.heads;
+        part.attention.sequences = kQkvAttentionRows;
+        if (!qkv_attention_takes(part, limits)) return {};
+    }
+    BATON_TRY_ASSIGN(qkv_slots_, DeviceBuffer::make(qkv_attention_slot_bytes(), "rows of qkv"));
+    BATON_CUDA_TRY(cudaMemset(qkv_slots_.data(), 0xff, qkv_slots_.size()), "rows of qkv");
+    setup_.qkv_slots = qkv_slots_.data();
     return {};
 }
 

@@ -51,12 +51,16 @@ class Pass {
         if (!shape_.ahead) qkv.ahead = nullptr;
         // Kernels read the input before they wait for the one ahead: none may start before the first has ended.
         const Launch launch = layer == 0 ? Launch{launch_.stream, false} : of(Part::kQkv);
-        BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
-        if (!fused()) {
-            BATON_LAUNCH(rope_append(of(Part::kAttention), rope_of(layer)));
-            if (last_rows && shape_.logits == 0) return report(layer + 1);
+        if (shape_.joined) {
+            BATON_LAUNCH(qkv_attention(launch, joined_of(layer)));
+        } else {
+            BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
+            if (!fused()) {
+                BATON_LAUNCH(rope_append(of(Part::kAttention), rope_of(layer)));
+                if (last_rows && shape_.logits == 0) return report(layer + 1);
+            }
+            BATON_LAUNCH(run_attention(layer, last_rows));
         }
-        BATON_LAUNCH(run_attention(layer, last_rows));
         if (!last_rows) {
             BATON_LAUNCH(run_rest(w, s_.attention, shape_.rows, s_.hidden));
             return report(layer + 1);
@@ -94,7 +98,7 @@ class Pass {
         return shape_.decode_only() && decode_fuses(s_.model.heads, s_.model.kv_heads, s_.model.head_dim, shape_.decode);
     }
     /// Whether its shares are worked out once for all layers.
-    [[nodiscard]] bool planned() const { return fused(); }
+    [[nodiscard]] bool planned() const { return fused() && !shape_.joined; }
 
     [[nodiscard]] RopeAppend rope_of(uint32_t layer) const {
         const Weights::Layer& w = s_.weights->layers[layer];
@@ -137,6 +141,19 @@ class Pass {
         decode.workspace = s_.decode_workspace;
         decode.splits = shape_.splits;
         return decode;
+    }
+
+    [[nodiscard]] QkvAttention joined_of(uint32_t layer) const {
+        QkvAttention joined;
+        joined.qkv = s_.weights->layers[layer].qkv;
+        joined.x = s_.hidden;
+        joined.rope = rope_of(layer);
+        joined.attention = attention_of(layer);
+        joined.attention.sequences = shape_.decode;
+        joined.attention.kv_len = arrays_ + at_.kv_len;
+        joined.attention.blocks = s_.decode_table;
+        joined.slots = s_.qkv_slots;
+        return joined;
     }
 
     cudaError_t run_attention(uint32_t layer, bool last_rows) {

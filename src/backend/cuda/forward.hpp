@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/cuda/attention.hpp"
+#include "backend/cuda/attention_qkv.hpp"
 #include "backend/cuda/device_ops.hpp"
 #include "backend/cuda/linear.hpp"
 #include "backend/cuda/linear_mlp.hpp"
@@ -31,6 +32,7 @@ struct StepShape {
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     uint32_t mlp = 0;               ///< the feed-forward part is one kernel, of form mlp - 1 (mlp_shapes); 0: two products
+    bool joined = false;            ///< qkv and attention of a layer are one kernel (QkvAttention)
     bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     /// Row i is that of decode sequence i.
@@ -74,6 +76,7 @@ struct PassSetup {
     float* kept = nullptr;          ///< a copy of the logits for debugging, or null
     void* decode_workspace = nullptr;
     void* mlp_slots = nullptr;     ///< Mlp::slots; null where no step has StepShape::mlp
+    void* qkv_slots = nullptr;     ///< QkvAttention::slots; null where no step has StepShape::joined
     StepBegin begin;                ///< the first kernel; what the shape decides is filled in for each pass
     const int32_t* decode_table = nullptr;   ///< [sequences, table_stride]
     const int32_t* prefill_table = nullptr;  ///< the same

@@ -10,12 +10,17 @@
 #include "backend/cuda/gemm_device.cuh"
 #include "backend/cuda/linear_mlp.hpp"
 #include "backend/cuda/linear_shared.hpp"
+#include "backend/cuda/slots.cuh"
 
 namespace baton::backend::cuda {
 
 namespace {
 
 using dev::Ops;
+using slots::forget;
+using slots::has_come;
+using slots::look;
+using slots::publish;
 
 constexpr uint32_t kUnit = 32;      // elements of k four lanes read at once
 constexpr uint32_t kHeader = 128;   // bytes: the barriers
@@ -44,23 +49,6 @@ struct Args {
 };
 
 #if __CUDA_ARCH__ >= 900
-constexpr uint32_t kAbsent = 0xffffffffu;  // bits of what has not come: NaNs that arithmetic does not make
-
-__device__ __forceinline__ uint32_t present(uint32_t bits) { return bits == kAbsent ? 0x7fff7fffu : bits; }
-__device__ __forceinline__ void publish(unsigned char* to, const uint4& v) {
-    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(present(v.x)), "r"(present(v.y)), "r"(present(v.z)),
-                 "r"(present(v.w))
-                 : "memory");
-}
-__device__ __forceinline__ uint4 look(const unsigned char* from) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-    return v;
-}
-__device__ __forceinline__ bool has_come(const uint4& v) { return v.x != kAbsent && v.y != kAbsent && v.z != kAbsent && v.w != kAbsent; }
-/// For the next launch, which begins behind this one.
-__device__ __forceinline__ void forget(unsigned char* at) { *reinterpret_cast<uint4*>(at) = {kAbsent, kAbsent, kAbsent, kAbsent}; }
-
 __device__ __forceinline__ float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 #endif
 
@@ -339,12 +327,12 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
 #endif
 }
 
-constexpr std::array<MlpShape, 1> kShapes = {{{2, 3, 8}}};
+constexpr std::array<MlpShape, 2> kShapes = {{{2, 3, 8}, {1, 3, 8}}};
 
 using Kernel = void (*)(Args);
 template <class T>
 constexpr std::array<Kernel, kShapes.size()> kernels() {
-    return {{mlp_kernel<T, 2, 3, 8>}};
+    return {{mlp_kernel<T, 2, 3, 8>, mlp_kernel<T, 1, 3, 8>}};
 }
 Kernel kernel_of(Elem elem, uint8_t variant) {
     return elem == Elem::kBF16 ? kernels<__nv_bfloat16>()[variant] : kernels<__half>()[variant];
@@ -399,7 +387,7 @@ bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits) {
     const MlpShape& shape = kShapes[shape_index];
     const uint32_t hidden = part.gate_up.k;
     const uint32_t ffn = part.down.k;
-    if (part.m <= 16 || part.m > shape.x_tiles * 16u) return false;  // up to 16 rows two products are as quick
+    if (part.m <= (shape.x_tiles == 1 ? 8 : 16) || part.m > shape.x_tiles * 16u) return false;  // for fewer rows two products are as quick
     if (part.gate_up.n != 2 * ffn || part.down.n != hidden || part.gate_up.norm == nullptr || part.gate_up.bias != nullptr || part.down.bias != nullptr) return false;
     if (hidden < kWarps * kUnit) return false;  // a warp without a part of k would neither wait for the weights nor read what it adds to
     if (hidden % (shape.ranks * kGroup) != 0 || hidden % kUnit != 0 || ffn % (shape.tiles * 8u * shape.ranks) != 0) return false;

@@ -33,7 +33,7 @@ cudaError_t mlp_prepare(Elem elem, MlpLimits& limits);
 [[nodiscard]] size_t mlp_slot_bytes(const Mlp& part, uint8_t shape_index);
 /// Whether the form takes the part at its m.
 [[nodiscard]] bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits);
-/// sm_90, 16 < m ≤ 32. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run
+/// sm_90, 8 < m ≤ 32. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run
 /// beside another of its kind. Sums are added in a fixed order.
 cudaError_t mlp(const Launch& launch, const Mlp& part, uint8_t shape_index);
 

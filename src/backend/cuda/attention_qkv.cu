@@ -1,0 +1,463 @@
+// Decode attention of 16 rows together with the product ahead of it, for the layers of Qwen3-0.6B: a block has a share of the columns of
+// qkv and one sequence and kv head. Its weights and the first of its KV are on their way before the rows of x are there, and between product
+// and attention lies no more than the way of a number through L2 (slots.cuh). All blocks must run at once.
+#include <array>
+
+#include "backend/cuda/attention_decode_head.cuh"
+#include "backend/cuda/attention_decode_slice.cuh"
+#include "backend/cuda/attention_device.cuh"
+#include "backend/cuda/attention_qkv.hpp"
+#include "backend/cuda/attention_warpgroup.cuh"
+#include "backend/cuda/gemm_bring.cuh"
+#include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/linear_shared.hpp"
+#include "backend/cuda/slots.cuh"
+
+namespace baton::backend::cuda {
+
+namespace {
+
+using slots::publish;
+
+constexpr uint32_t kRows = kQkvAttentionRows;
+constexpr uint32_t kBlocks = 128;
+constexpr uint32_t kWarps = 8;
+constexpr uint32_t kThreads = kWarps * 32;
+constexpr uint32_t kHidden = 1024, kHeads = 16, kKvHeads = 8, kDim = 128;
+constexpr uint32_t kGroup = kHeads / kKvHeads;
+constexpr uint32_t kQkv = (kHeads + 2 * kKvHeads) * kDim;
+constexpr uint32_t kColumns = kQkv / kBlocks;  // of a block
+constexpr uint32_t kUnit = 32;                 // elements of k that four lanes read at once
+constexpr uint32_t kUnits = kHidden / kUnit / kWarps;
+static_assert(kRows * kKvHeads == kBlocks && kColumns == 32 && kUnits == 4);
+
+// Shared memory: weights, and then the warps' sums; KV.
+[[maybe_unused]] constexpr uint32_t kWeightsAt = 0;
+constexpr uint32_t kRingAt = kColumns * kHidden * 2;
+constexpr uint32_t kPart = 16 * kDim * 2;  // K, or V, of 16 tokens
+constexpr uint32_t kParts = 3;             // of a warp
+constexpr uint32_t kQueriesAt = kRingAt + kWarps * kParts * kPart;
+constexpr uint32_t kNewAt = kQueriesAt + kGroup * kDim * 2;  // k, then v, of the new token
+constexpr uint32_t kMarksAt = kNewAt + 2 * kDim * 2;
+constexpr uint32_t kBarrierAt = kMarksAt + kWarps * kGroup * 8;
+constexpr uint32_t kShared = kBarrierAt + 8;
+
+struct Args {
+    const void* weights;
+    const float* norm;
+    const void* x;
+    void* out;
+    void* k;
+    void* v;
+    unsigned char* slots;  // [rows, columns of qkv]
+    const float* q_norm;
+    const float* k_norm;
+    const int32_t* kv_len;
+    const int32_t* slots_new;
+    const int32_t* blocks;
+    const float2* rope;
+    int64_t block_stride;
+    uint32_t blocks_stride;
+    uint32_t block_shift;
+    float eps;
+    float qk_eps;
+    float scale_log2;
+};
+
+#if __CUDA_ARCH__ >= 900
+
+/// What a thread knows of its place.
+struct Place {
+    uint32_t base;  ///< shared address
+    uint32_t warp;
+    uint32_t lane;
+    uint32_t g;     ///< row of a tile
+    uint32_t t;     ///< and its quarter of a unit
+};
+template <class T>
+constexpr bool is_bf16 = std::is_same_v<T, __nv_bfloat16>;
+
+__device__ __forceinline__ uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+/// A lane's words of two neighbouring units of a row. Rows of odd number read them in the other order, so that two rows of a pitch of whole
+/// lines lie in different banks.
+__device__ __forceinline__ void load_pair(uint4 (&w)[2], uint32_t at, bool odd) {
+    const uint4 a = load_shared(at + (odd ? 64 : 0));
+    const uint4 b = load_shared(at + (odd ? 0 : 64));
+    w[0] = {odd ? b.x : a.x, odd ? b.y : a.y, odd ? b.z : a.z, odd ? b.w : a.w};
+    w[1] = {odd ? a.x : b.x, odd ? a.y : b.y, odd ? a.z : b.z, odd ? a.w : b.w};
+}
+
+/// A warp's sums of TILES · 8 columns over its part of k, and of the rows' squares. BF16 multiplies the norm's weight into x, FP16, whose
+/// range x could leave, into the weights.
+template <class T, int TILES, int UNITS>
+struct Sums {
+    static constexpr uint32_t kStride = TILES * 8 + (TILES % 2 == 0 ? 8 : 0);  // floats: rows of a half warp lie in different banks
+    static constexpr uint32_t kFloats = kRows * kStride + kRows;               // of a warp: the rows, then their squares
+    static_assert(UNITS % 2 == 0);
+
+    float acc[TILES][4] = {};
+    float square[2][4] = {};
+    uint4 factors[UNITS];
+
+    __device__ __forceinline__ void load_norm(const float* norm, const Place& p) {
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            const float4* from = reinterpret_cast<const float4*>(norm + (p.warp * UNITS + static_cast<uint32_t>(u)) * kUnit + p.t * 8);
+            factors[u] = dev::pack8<T>(__ldg(from), __ldg(from + 1));
+        }
+    }
+    /// `weights`: the first tile, `pitch` bytes a row.
+    __device__ __forceinline__ void add(uint4 (&x)[UNITS][2], uint32_t weights, uint32_t pitch, const Place& p) {
+        const bool odd = (p.g & 1) != 0;
+        const uint32_t lane_at = p.g * pitch + p.warp * UNITS * (kUnit * 2) + p.t * 16;
+#pragma unroll
+        for (int pair = 0; pair < UNITS / 2; ++pair) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                uint4& lo = x[2 * pair + c][0];
+                uint4& hi = x[2 * pair + c][1];
+                const uint32_t lo_left[2][4] = {{lo.x, 0, lo.y, 0}, {lo.z, 0, lo.w, 0}};
+                const uint32_t hi_left[2][4] = {{0, hi.x, 0, hi.y}, {0, hi.z, 0, hi.w}};
+                dev::mma<T>(square[0], lo_left[0], lo.x, lo.y);
+                dev::mma<T>(square[1], hi_left[0], hi.x, hi.y);
+                dev::mma<T>(square[0], lo_left[1], lo.z, lo.w);
+                dev::mma<T>(square[1], hi_left[1], hi.z, hi.w);
+                if constexpr (is_bf16<T>) lo = gemm::multiply8<T>(lo, factors[2 * pair + c]), hi = gemm::multiply8<T>(hi, factors[2 * pair + c]);
+            }
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                const uint32_t tile = weights + static_cast<uint32_t>(j) * 8 * pitch;
+                uint4 w[2];
+                load_pair(w, tile + lane_at + static_cast<uint32_t>(pair) * 128, odd);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    if constexpr (!is_bf16<T>) w[c] = gemm::multiply8<T>(w[c], factors[2 * pair + c]);
+                    const uint4& lo = x[2 * pair + c][0];
+                    const uint4& hi = x[2 * pair + c][1];
+                    const uint32_t left[2][4] = {{lo.x, hi.x, lo.y, hi.y}, {lo.z, hi.z, lo.w, hi.w}};
+                    dev::mma<T>(acc[j], left[0], w[c].x, w[c].y);
+                    dev::mma<T>(acc[j], left[1], w[c].z, w[c].w);
+                }
+            }
+        }
+    }
+    /// For all threads, behind a barrier.
+    __device__ __forceinline__ void lay_out(unsigned char* at, const Place& p) const {
+        float* mine = reinterpret_cast<float*>(at) + p.warp * kFloats;
+        float* row = mine + p.g * kStride + p.t * 2;
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) {
+            *reinterpret_cast<float2*>(row + j * 8) = {acc[j][0], acc[j][1]};
+            *reinterpret_cast<float2*>(row + 8 * kStride + j * 8) = {acc[j][2], acc[j][3]};
+        }
+        if (p.t == p.g >> 1) {
+            const bool high = (p.g & 1) != 0;
+            mine[kRows * kStride + p.g] = high ? square[0][1] : square[0][0];
+            mine[kRows * kStride + p.g + 8] = high ? square[1][3] : square[1][2];
+        }
+    }
+    /// Columns `column` and the next of a row over all warps.
+    static __device__ __forceinline__ float2 of(const unsigned char* at, uint32_t row, uint32_t column) {
+        const float* from = reinterpret_cast<const float*>(at) + row * kStride + column;
+        float2 y = {};
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) {
+            const float2 v = *reinterpret_cast<const float2*>(from + w * kFloats);
+            y.x += v.x, y.y += v.y;
+        }
+        return y;
+    }
+    /// The norm's factor of a row.
+    static __device__ __forceinline__ float scale_of(const unsigned char* at, uint32_t row, float eps) {
+        const float* from = reinterpret_cast<const float*>(at) + kRows * kStride + row;
+        float total = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) total += from[w * kFloats];
+        return rsqrtf(total * (1.0f / kHidden) + eps);
+    }
+};
+
+/// The words of four neighbouring lanes as one.
+__device__ __forceinline__ uint4 of_four(uint32_t word) {
+    return {__shfl_sync(0xffffffffu, word, 0, 4), __shfl_sync(0xffffffffu, word, 1, 4), __shfl_sync(0xffffffffu, word, 2, 4),
+            __shfl_sync(0xffffffffu, word, 3, 4)};
+}
+/// Attention of one sequence and kv head.
+template <Elem E>
+struct Context {
+    using N = dev::Number<E>;
+    using T = typename N::Type;
+
+    const Args& a;
+    const Place& p;
+    uint32_t sequence;
+    uint32_t head;
+    int length;
+    int count;      ///< tiles of 16 tokens of this warp
+    int ids;        ///< of a lane: the block of the warp's tile of that number
+    uint32_t ring;
+    uint64_t policy;
+    const int32_t* table;
+
+    __device__ __forceinline__ Context(const Args& args, const Place& place) : a(args), p(place) {
+        sequence = blockIdx.x / kKvHeads;
+        head = blockIdx.x % kKvHeads;
+        length = max(0, __ldg(a.kv_len + sequence));
+        const int tiles = (length + 15) / 16;
+        const int warp = static_cast<int>(p.warp);
+        count = warp < tiles ? (tiles - warp + 7) / 8 : 0;
+        table = a.blocks + static_cast<int64_t>(sequence) * a.blocks_stride;
+        ids = static_cast<int>(p.lane) < count ? __ldg(table + (first_of(static_cast<int>(p.lane)) >> a.block_shift)) : 0;
+        ring = p.base + kRingAt + p.warp * kParts * kPart;
+        policy = dev::read_once_policy();
+    }
+    __device__ __forceinline__ int first_of(int i) const { return (i * 8 + static_cast<int>(p.warp)) * 16; }
+    /// Starts the copy of part j: K of tile j / 2, or V.
+    __device__ __forceinline__ void fetch(int j) const {
+        const int i = j >> 1;
+        if (i < count) {
+            const int first = first_of(i);
+            const int readable = length - 1 - first;
+            const int kept = __shfl_sync(0xffffffffu, ids, i & 31);
+            const int block = i < 32 ? kept : (readable > 0 ? __ldg(table + (first >> a.block_shift)) : 0);
+            const int piece = static_cast<int>(p.lane) % 16;
+            const int row0 = static_cast<int>(p.lane) / 16;
+            const T* from = static_cast<const T*>((j & 1) != 0 ? a.v : a.k) + static_cast<int64_t>(block) * a.block_stride +
+                            ((head << a.block_shift) + (static_cast<uint32_t>(first) & ((1u << a.block_shift) - 1))) * kDim + piece * 8;
+            const uint32_t to = ring + static_cast<uint32_t>(j % static_cast<int>(kParts)) * kPart;
+#pragma unroll
+            for (int r = 0; r < 16; r += 2) {
+                const int row = r + row0;
+                dev::copy16_of_stream(to + static_cast<uint32_t>(row * 256 + ((piece ^ (row & 7)) << 4)), from + row * static_cast<int>(kDim), row < readable, policy);
+            }
+        }
+        dev::copy_commit();
+    }
+    __device__ __forceinline__ void fetch_first() const {
+#pragma unroll 1
+        for (int j = 0; j < static_cast<int>(kParts); ++j) fetch(j);
+    }
+    /// A row of the new token into its tile and the pool. Whole warps.
+    __device__ __forceinline__ void put_new(unsigned char* shared, uint32_t part, bool v, int row, void* pool, int slot) const {
+        if (p.lane < 16) {
+            const uint4 words = *reinterpret_cast<const uint4*>(shared + kNewAt + (v ? kDim * 2 : 0) + p.lane * 16);
+            *reinterpret_cast<uint4*>(shared + (part - p.base) + row * 256 + ((static_cast<int>(p.lane) ^ (row & 7)) << 4)) = words;
+            if (slot >= 0)
+                *reinterpret_cast<uint4*>(static_cast<T*>(pool) + static_cast<int64_t>(slot >> a.block_shift) * a.block_stride +
+                                          ((head << a.block_shift) + (static_cast<uint32_t>(slot) & ((1u << a.block_shift) - 1))) * kDim + p.lane * 8) = words;
+        }
+        __syncwarp();
+    }
+    /// Queries, k and v of the new token: norm and rotation. Warp i takes row i of them.
+    __device__ __forceinline__ void receive_rows(const float2 (&turns)[2], unsigned char* shared) const {
+        if (p.warp >= kGroup + 2) return;
+        const bool is_q = p.warp < kGroup;
+        const bool is_v = p.warp == kGroup + 1;
+        const uint32_t column = is_q ? (head * kGroup + p.warp) * kDim : (kHeads + (is_v ? kKvHeads : 0) + head) * kDim;
+        HeadPiece<E, kDim> weight;
+        const float* norm = is_q ? a.q_norm : a.k_norm;
+        const bool normed = !is_v && norm != nullptr;
+        if (normed) weight.load_weight(norm, static_cast<int>(p.lane));
+        unsigned char* from = a.slots + (sequence * kQkv + column + p.lane * 2) * 2;
+        uint32_t low = slots::kAbsent, high = slots::kAbsent;
+        while (low == slots::kAbsent || high == slots::kAbsent) low = slots::look_word(from), high = slots::look_word(from + kDim);
+        *reinterpret_cast<uint32_t*>(from) = *reinterpret_cast<uint32_t*>(from + kDim) = slots::kAbsent;  // for the next launch
+        HeadPiece<E, kDim> piece;
+        piece.set_raw(low, high);
+        if (normed) piece.norm(weight, a.qk_eps);
+        if (!is_v) piece.turn(turns);
+        if (is_q)
+            piece.store(shared + kQueriesAt, static_cast<int>(p.warp), static_cast<int>(p.lane));
+        else
+            piece.store(shared + kNewAt + (is_v ? kDim * 2 : 0), 0, static_cast<int>(p.lane));
+    }
+    /// Over this warp's tiles; the first parts are on their way. Its state goes to the warp's ring.
+    __device__ __forceinline__ void run(int slot, unsigned char* shared) const {
+        uint32_t q[kDim / 16][2];
+#pragma unroll
+        for (uint32_t kk = 0; kk < kDim / 16; ++kk)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; ++h)
+                q[kk][h] = p.g < kGroup ? *reinterpret_cast<const uint32_t*>(shared + kQueriesAt + p.g * kDim * 2 + (((2 * kk + h) ^ p.g) << 4) + p.t * 4) : 0;
+        DecodeState<kDim> state;
+        state.clear();
+        uint32_t k_part = 0;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            const uint32_t v_part = k_part == 2 ? 0 : k_part + 1;
+            const uint32_t k_at = ring + k_part * kPart;
+            const uint32_t v_at = ring + v_part * kPart;
+            const int tokens = length - first_of(i);
+            const bool has_new = tokens <= 16;
+            dev::copy_wait<kParts - 1>();
+            __syncwarp();
+            if (has_new) put_new(shared, k_at, false, tokens - 1, a.k, slot);
+            DecodeSlice<E, kDim, 16> slice(k_at, static_cast<int>(p.lane));
+            slice.v_at += v_at - (k_at + kPart);
+            float shrink[2];
+            slice.weigh(state, shrink, q, tokens, a.scale_log2);
+            __syncwarp();
+            fetch(2 * i + 3);
+            dev::copy_wait<kParts - 1>();
+            __syncwarp();
+            if (has_new) put_new(shared, v_at, true, tokens - 1, a.v, slot);
+            if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) state.scale(shrink);
+            slice.add_values(state);
+            __syncwarp();
+            fetch(2 * i + 4);
+            k_part = k_part == 0 ? 2 : k_part - 1;
+        }
+        dev::copy_wait<0>();
+        __syncwarp();
+        float* mine = reinterpret_cast<float*>(shared + (ring - p.base));
+        float2* marks = reinterpret_cast<float2*>(shared + kMarksAt);
+#pragma unroll
+        for (uint32_t h = 0; h < 2; ++h) {
+            const float sum = dev::column_sum(state.sum[h]);
+            if (p.t != 0) continue;
+#pragma unroll
+            for (uint32_t n = 0; n < kDim / 16; ++n) {
+                mine[h * kDim + n * 16 + p.g] = state.o[n][h];
+                mine[h * kDim + n * 16 + 8 + p.g] = state.o[n][2 + h];
+            }
+            if (p.lane == 0) marks[p.warp * kGroup + h] = make_float2(state.top[h], sum);
+        }
+    }
+    /// Elements 2 · thread and the next of the block's two heads, over all warps; as a word.
+    __device__ __forceinline__ uint32_t joined(const unsigned char* shared) const {
+        if (length == 0) return 0;
+        const uint32_t h = threadIdx.x / (kDim / 2), d = threadIdx.x % (kDim / 2) * 2;
+        const float2* marks = reinterpret_cast<const float2*>(shared + kMarksAt) + h;
+        float2 m[kWarps];
+        float top = dev::minus_infinity();
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) m[w] = marks[w * kGroup], top = fmaxf(top, m[w].x);
+        float all = 0;
+        float2 out = {};
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) {
+            const float factor = dev::exp2_fast(m[w].x - top);
+            const float2 o = *reinterpret_cast<const float2*>(shared + kRingAt + w * kParts * kPart + (h * kDim + d) * 4);
+            all = fmaf(m[w].y, factor, all);
+            out.x = fmaf(o.x, factor, out.x);
+            out.y = fmaf(o.y, factor, out.y);
+        }
+        return N::pack(out.x / all, out.y / all);
+    }
+};
+
+
+#endif
+
+template <Elem E>
+__global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid_constant__ Args a) {
+#if __CUDA_ARCH__ >= 900
+    using N = dev::Number<E>;
+    using T = typename N::Type;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const Place p = {dev::shared_address(shared), threadIdx.x / 32, threadIdx.x % 32, threadIdx.x % 32 / 4, threadIdx.x % 4};
+    const uint32_t b = blockIdx.x;
+    const uint32_t barrier = p.base + kBarrierAt;
+    if (threadIdx.x == 0) {
+        dev::barrier_init(barrier, 1);
+        dev::fence_for_products();
+        dev::barrier_expect(barrier, kColumns * kHidden * 2);
+    }
+    __syncthreads();
+    if (p.lane < kColumns / kWarps) {
+        const uint32_t r = p.warp * (kColumns / kWarps) + p.lane;
+        gemm::bring(p.base + kWeightsAt + r * kHidden * 2, static_cast<const T*>(a.weights) + size_t{b * kColumns + r} * kHidden, kHidden * 2, barrier);
+    }
+    __syncwarp();
+    const Context<E> context(a, p);
+    Sums<T, kColumns / 8, kUnits> sums;
+    sums.load_norm(a.norm, p);
+    const int slot = __ldg(a.slots_new + context.sequence);
+    float2 turns[2] = {};
+    if (context.length > 0)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) turns[i] = __ldg(a.rope + static_cast<int64_t>(context.length - 1) * (kDim / 2) + 2 * p.lane + i);
+    dev::wait_for_earlier();
+
+    uint4 x[kUnits][2];
+    const T* from = static_cast<const T*>(a.x) + p.g * kHidden + p.warp * kUnits * kUnit + p.t * 8;
+#pragma unroll
+    for (uint32_t u = 0; u < kUnits; ++u)
+#pragma unroll
+        for (uint32_t h = 0; h < 2; ++h) x[u][h] = __ldcg(reinterpret_cast<const uint4*>(from + h * 8 * kHidden + u * kUnit));
+    context.fetch_first();  // behind the rows, which it would keep waiting
+    dev::barrier_wait(barrier, 0);
+    sums.add(x, p.base + kWeightsAt, kHidden * 2, p);
+    __syncthreads();
+    sums.lay_out(shared + kWeightsAt, p);
+    __syncthreads();
+    const uint32_t row = threadIdx.x / 16, pair = threadIdx.x % 16;
+    const float scale = sums.scale_of(shared + kWeightsAt, row, a.eps);
+    const float2 y = sums.of(shared + kWeightsAt, row, pair * 2);
+    const uint4 words = of_four(N::pack(y.x * scale, y.y * scale));
+    if (p.t == 0) publish(a.slots + (row * kQkv + b * kColumns + pair * 2) * 2, words);
+    dev::launch_dependents();
+    context.receive_rows(turns, shared);
+    __syncthreads();
+    context.run(slot, shared);
+    __syncthreads();
+    if (threadIdx.x < kGroup * kDim / 2)
+        static_cast<uint32_t*>(a.out)[context.sequence * (kHeads * kDim / 2) + context.head * (kGroup * kDim / 2) + threadIdx.x] = context.joined(shared);
+#else
+    (void)a;
+#endif
+}
+
+}  // namespace
+
+size_t qkv_attention_slot_bytes() { return size_t{kRows} * kQkv * 2; }
+
+cudaError_t qkv_attention_prepare(Elem elem, QkvAttentionLimits& limits) {
+    const std::array<const void*, 1> all = {elem == Elem::kBF16 ? reinterpret_cast<const void*>(qkv_attention_kernel<Elem::kBF16>)
+                                                                : reinterpret_cast<const void*>(qkv_attention_kernel<Elem::kF16>)};
+    int device = 0;
+    int count = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    limits.multiprocessors = static_cast<uint32_t>(count);
+    return e == cudaSuccess ? allow_shared_of_sm90(all, limits.shared_bytes) : e;
+}
+
+bool qkv_attention_takes(const QkvAttention& part, const QkvAttentionLimits& limits) {
+    const KvView& kv = part.attention.kv;
+    return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && part.attention.sequences == kRows && part.qkv.n == kQkv && part.qkv.k == kHidden &&
+           part.qkv.norm != nullptr && part.qkv.bias == nullptr && part.attention.heads == kHeads && kv.kv_heads == kKvHeads && kv.head_dim == kDim && takes_pages(kv) &&
+           (part.rope.q_norm == nullptr) == (part.rope.k_norm == nullptr);
+}
+
+cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {
+    const AttentionArgs& attention = part.attention;
+    const RopeAppend& rope = part.rope;
+    const Args args = {part.qkv.w,
+                       part.qkv.norm,
+                       part.x,
+                       attention.out,
+                       attention.kv.k,
+                       attention.kv.v,
+                       static_cast<unsigned char*>(part.slots),
+                       rope.q_norm,
+                       rope.k_norm,
+                       attention.kv_len,
+                       rope.slots,
+                       attention.blocks,
+                       rope.rope,
+                       attention.kv.block_stride,
+                       attention.blocks_stride,
+                       log2_of(attention.kv.block_tokens),
+                       part.qkv.eps,
+                       rope.eps,
+                       attention.scale * 1.4426950408889634f};
+    auto* kernel = attention.elem == Elem::kBF16 ? qkv_attention_kernel<Elem::kBF16> : qkv_attention_kernel<Elem::kF16>;
+    return start(launch, kernel, kBlocks, kThreads, kShared, 1, args);
+}
+
+}  // namespace baton::backend::cuda

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/attention.hpp"
+#include "backend/cuda/linear.hpp"
+
+namespace baton::backend::cuda {
+
+constexpr uint32_t kQkvAttentionRows = 16;
+
+/// The product of queries, keys and values of 16 rows, one a sequence, and decode attention behind it as one kernel.
+struct QkvAttention {
+    Matrix qkv;               ///< with a norm, without bias
+    const void* x = nullptr;  ///< [16, hidden]
+    RopeAppend rope;          ///< as DecodeAttention::fused; `qkv` and `q` are not used
+    AttentionArgs attention;  ///< lengths, blocks and slots must have been complete as DecodeAttention::early says
+    void* slots = nullptr;    ///< qkv_attention_slot_bytes of memory, all bits set at first; every launch leaves them so
+};
+
+struct QkvAttentionLimits {
+    uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernel does not run here
+    uint32_t multiprocessors = 0;
+};
+/// Sets the kernel's shared memory limit once; reads the current device.
+cudaError_t qkv_attention_prepare(Elem elem, QkvAttentionLimits& limits);
+[[nodiscard]] size_t qkv_attention_slot_bytes();
+/// Whether the kernel is made for these shapes: those of Qwen3-0.6B.
+[[nodiscard]] bool qkv_attention_takes(const QkvAttention& part, const QkvAttentionLimits& limits);
+/// sm_90. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run beside
+/// another of its kind. Sums are added in a fixed order.
+cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part);
+
+}  // namespace baton::backend::cuda
