@@ -454,7 +454,7 @@ TEST_P(PrefillAttentionTest, LastRowsAloneAreTheSameBits) {
 
 /// The kernel of qkv and attention takes for granted what its constants say. Needs no GPU.
 TEST(QkvAttention, TakesOnlyTheShapesItIsMadeFor) {
-    const cuda::QkvAttentionLimits limits{232448, 132};
+    const cuda::AtOnceLimits limits{232448, 132};
     const float norm = 1;
     const auto part = [&] {
         cuda::QkvAttention p;

@@ -444,7 +444,7 @@ void fused(const Model& model, const std::vector<uint32_t>& rows) {
     const Weights weights(model, model.layers);
     auto linear = must(LinearImpl::make(options(256)));
     Stream stream = must(make_stream());
-    MlpLimits limits;
+    AtOnceLimits limits;
     check(mlp_prepare(Elem::kBF16, limits), "preparing");
     const auto name = [](uint8_t form) { return "teams of " + std::to_string(mlp_shapes()[form].ranks); };
     for (const uint32_t m : rows) {

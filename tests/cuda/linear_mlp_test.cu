@@ -120,7 +120,7 @@ constexpr std::pair<uint32_t, uint32_t> kSizes[] = {{1024, 3072}, {1024, 1536}, 
 
 template <class T>
 void every_form(Elem elem, uint32_t salt) {
-    MlpLimits limits;
+    AtOnceLimits limits;
     ASSERT_EQ(mlp_prepare(elem, limits), cudaSuccess);
     if (limits.shared_bytes == 0) GTEST_SKIP() << "no sm_90 code or device here";
     const Slots slots(kSlotBytes);
@@ -149,7 +149,7 @@ void every_form(Elem elem, uint32_t salt) {
 
 /// What a launch is given holds what the kernel takes for granted: of any sizes. Needs no GPU.
 TEST(Mlp, TakesOnlyWhatItsBlocksAndWarpsShare) {
-    const MlpLimits limits{232448, 132};
+    const AtOnceLimits limits{232448, 132};
     uint32_t taken = 0;
     for (uint32_t hidden = 32; hidden <= 2048; hidden += 32)
         for (uint32_t ffn = 64; ffn <= 6144; ffn += 64)
@@ -184,7 +184,7 @@ TEST(Mlp, MatchesFloat64) {
 /// replays, and with other numbers of rows between them.
 TEST(Mlp, ChainsRepeatTheirBits) {
     NEEDS_GPU();
-    MlpLimits limits;
+    AtOnceLimits limits;
     ASSERT_EQ(mlp_prepare(Elem::kBF16, limits), cudaSuccess);
     uint32_t shared = 0;
     ASSERT_EQ(slab_prepare(Elem::kBF16, shared), cudaSuccess);

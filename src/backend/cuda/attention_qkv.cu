@@ -91,33 +91,33 @@ __device__ __forceinline__ void load_pair(uint4 (&w)[2], uint32_t at, bool odd) 
     w[1] = {odd ? a.x : b.x, odd ? a.y : b.y, odd ? a.z : b.z, odd ? a.w : b.w};
 }
 
-/// A warp's sums of TILES · 8 columns over its part of k, and of the rows' squares. BF16 multiplies the norm's weight into x, FP16, whose
+/// A warp's sums of the block's columns over its part of k, and of the rows' squares. BF16 multiplies the norm's weight into x, FP16, whose
 /// range x could leave, into the weights.
-template <class T, int TILES, int UNITS>
+template <class T>
 struct Sums {
-    static constexpr uint32_t kStride = TILES * 8 + (TILES % 2 == 0 ? 8 : 0);  // floats: rows of a half warp lie in different banks
-    static constexpr uint32_t kFloats = kRows * kStride + kRows;               // of a warp: the rows, then their squares
-    static_assert(UNITS % 2 == 0);
+    static constexpr uint32_t kTiles = kColumns / 8;
+    static constexpr uint32_t kStride = kColumns + 8;             // floats: rows of a half warp lie in different banks
+    static constexpr uint32_t kFloats = kRows * kStride + kRows;  // of a warp: the rows, then their squares
+    static constexpr uint32_t kPitch = kHidden * 2;               // bytes of a row of weights
 
-    float acc[TILES][4] = {};
+    float acc[kTiles][4] = {};
     float square[2][4] = {};
-    uint4 factors[UNITS];
+    uint4 factors[kUnits];
 
     __device__ __forceinline__ void load_norm(const float* norm, const Place& p) {
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-            const float4* from = reinterpret_cast<const float4*>(norm + (p.warp * UNITS + static_cast<uint32_t>(u)) * kUnit + p.t * 8);
+        for (uint32_t u = 0; u < kUnits; ++u) {
+            const float4* from = reinterpret_cast<const float4*>(norm + (p.warp * kUnits + u) * kUnit + p.t * 8);
             factors[u] = dev::pack8<T>(__ldg(from), __ldg(from + 1));
         }
     }
-    /// `weights`: the first tile, `pitch` bytes a row.
-    __device__ __forceinline__ void add(uint4 (&x)[UNITS][2], uint32_t weights, uint32_t pitch, const Place& p) {
+    __device__ __forceinline__ void add(uint4 (&x)[kUnits][2], uint32_t weights, const Place& p) {
         const bool odd = (p.g & 1) != 0;
-        const uint32_t lane_at = p.g * pitch + p.warp * UNITS * (kUnit * 2) + p.t * 16;
+        const uint32_t lane_at = p.g * kPitch + p.warp * kUnits * (kUnit * 2) + p.t * 16;
 #pragma unroll
-        for (int pair = 0; pair < UNITS / 2; ++pair) {
+        for (uint32_t pair = 0; pair < kUnits / 2; ++pair) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
+            for (uint32_t c = 0; c < 2; ++c) {
                 uint4& lo = x[2 * pair + c][0];
                 uint4& hi = x[2 * pair + c][1];
                 const uint32_t lo_left[2][4] = {{lo.x, 0, lo.y, 0}, {lo.z, 0, lo.w, 0}};
@@ -129,12 +129,12 @@ struct Sums {
                 if constexpr (is_bf16<T>) lo = gemm::multiply8<T>(lo, factors[2 * pair + c]), hi = gemm::multiply8<T>(hi, factors[2 * pair + c]);
             }
 #pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                const uint32_t tile = weights + static_cast<uint32_t>(j) * 8 * pitch;
+            for (uint32_t j = 0; j < kTiles; ++j) {
+                const uint32_t tile = weights + j * 8 * kPitch;
                 uint4 w[2];
-                load_pair(w, tile + lane_at + static_cast<uint32_t>(pair) * 128, odd);
+                load_pair(w, tile + lane_at + pair * 128, odd);
 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
+                for (uint32_t c = 0; c < 2; ++c) {
                     if constexpr (!is_bf16<T>) w[c] = gemm::multiply8<T>(w[c], factors[2 * pair + c]);
                     const uint4& lo = x[2 * pair + c][0];
                     const uint4& hi = x[2 * pair + c][1];
@@ -150,7 +150,7 @@ struct Sums {
         float* mine = reinterpret_cast<float*>(at) + p.warp * kFloats;
         float* row = mine + p.g * kStride + p.t * 2;
 #pragma unroll
-        for (int j = 0; j < TILES; ++j) {
+        for (uint32_t j = 0; j < kTiles; ++j) {
             *reinterpret_cast<float2*>(row + j * 8) = {acc[j][0], acc[j][1]};
             *reinterpret_cast<float2*>(row + 8 * kStride + j * 8) = {acc[j][2], acc[j][3]};
         }
@@ -186,6 +186,7 @@ __device__ __forceinline__ uint4 of_four(uint32_t word) {
     return {__shfl_sync(0xffffffffu, word, 0, 4), __shfl_sync(0xffffffffu, word, 1, 4), __shfl_sync(0xffffffffu, word, 2, 4),
             __shfl_sync(0xffffffffu, word, 3, 4)};
 }
+
 /// Attention of one sequence and kv head.
 template <Elem E>
 struct Context {
@@ -350,7 +351,6 @@ struct Context {
     }
 };
 
-
 #endif
 
 template <Elem E>
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
     }
     __syncwarp();
     const Context<E> context(a, p);
-    Sums<T, kColumns / 8, kUnits> sums;
+    Sums<T> sums;
     sums.load_norm(a.norm, p);
     const int slot = __ldg(a.slots_new + context.sequence);
     float2 turns[2] = {};
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
         for (uint32_t h = 0; h < 2; ++h) x[u][h] = __ldcg(reinterpret_cast<const uint4*>(from + h * 8 * kHidden + u * kUnit));
     context.fetch_first();  // behind the rows, which it would keep waiting
     dev::barrier_wait(barrier, 0);
-    sums.add(x, p.base + kWeightsAt, kHidden * 2, p);
+    sums.add(x, p.base + kWeightsAt, p);
     __syncthreads();
     sums.lay_out(shared + kWeightsAt, p);
     __syncthreads();
@@ -412,22 +412,19 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
 #endif
 }
 
+using Kernel = void (*)(Args);
+Kernel kernel_of(Elem elem) { return elem == Elem::kBF16 ? qkv_attention_kernel<Elem::kBF16> : qkv_attention_kernel<Elem::kF16>; }
+
 }  // namespace
 
 size_t qkv_attention_slot_bytes() { return size_t{kRows} * kQkv * 2; }
 
-cudaError_t qkv_attention_prepare(Elem elem, QkvAttentionLimits& limits) {
-    const std::array<const void*, 1> all = {elem == Elem::kBF16 ? reinterpret_cast<const void*>(qkv_attention_kernel<Elem::kBF16>)
-                                                                : reinterpret_cast<const void*>(qkv_attention_kernel<Elem::kF16>)};
-    int device = 0;
-    int count = 0;
-    cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    limits.multiprocessors = static_cast<uint32_t>(count);
-    return e == cudaSuccess ? allow_shared_of_sm90(all, limits.shared_bytes) : e;
+cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits) {
+    const std::array<const void*, 1> all = {reinterpret_cast<const void*>(kernel_of(elem))};
+    return prepare_at_once(all, limits);
 }
 
-bool qkv_attention_takes(const QkvAttention& part, const QkvAttentionLimits& limits) {
+bool qkv_attention_takes(const QkvAttention& part, const AtOnceLimits& limits) {
     const KvView& kv = part.attention.kv;
     return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && part.attention.sequences == kRows && part.qkv.n == kQkv && part.qkv.k == kHidden &&
            part.qkv.norm != nullptr && part.qkv.bias == nullptr && part.attention.heads == kHeads && kv.kv_heads == kKvHeads && kv.head_dim == kDim && takes_pages(kv) &&
@@ -456,8 +453,7 @@ cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {
                        part.qkv.eps,
                        rope.eps,
                        attention.scale * 1.4426950408889634f};
-    auto* kernel = attention.elem == Elem::kBF16 ? qkv_attention_kernel<Elem::kBF16> : qkv_attention_kernel<Elem::kF16>;
-    return start(launch, kernel, kBlocks, kThreads, kShared, 1, args);
+    return start(launch, kernel_of(attention.elem), kBlocks, kThreads, kShared, 1, args);
 }
 
 }  // namespace baton::backend::cuda

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/attention.hpp"
 #include "backend/cuda/linear.hpp"
+#include "backend/cuda/linear_shared.hpp"
 
 namespace baton::backend::cuda {
 
@@ -19,15 +20,11 @@ struct QkvAttention {
     void* slots = nullptr;    ///< qkv_attention_slot_bytes of memory, all bits set at first; every launch leaves them so
 };
 
-struct QkvAttentionLimits {
-    uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernel does not run here
-    uint32_t multiprocessors = 0;
-};
-/// Sets the kernel's shared memory limit once; reads the current device.
-cudaError_t qkv_attention_prepare(Elem elem, QkvAttentionLimits& limits);
+/// See prepare_at_once.
+cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits);
 [[nodiscard]] size_t qkv_attention_slot_bytes();
 /// Whether the kernel is made for these shapes: those of Qwen3-0.6B.
-[[nodiscard]] bool qkv_attention_takes(const QkvAttention& part, const QkvAttentionLimits& limits);
+[[nodiscard]] bool qkv_attention_takes(const QkvAttention& part, const AtOnceLimits& limits);
 /// sm_90. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run beside
 /// another of its kind. Sums are added in a fixed order.
 cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part);

@@ -87,6 +87,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> open_device();
     Expected<void> load();
     Expected<void> make_products();
+    [[nodiscard]] Expected<bool> has_gpu_alone() const;
     Expected<void> make_mlp();
     Expected<void> make_joined();
     Expected<void> make_buffers(const Rope& rope);
@@ -99,6 +100,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> choose_products(const StepShape& shape, double& best, Ways& chosen);
     void use_products(uint32_t rows, const Ways& ways);
     Expected<void> choose_mlp(StepShape& shape, double& best, Ways* products);
+    Expected<void> adopt(const StepShape& changed, double seconds, StepShape& shape, double& best, Ways* products);
     Expected<void> choose_joined(StepShape& shape, double& best, Ways& products);
     [[nodiscard]] bool takes_mlp(uint32_t rows, uint32_t mlp) const;
     [[nodiscard]] std::string overlap_file() const;
@@ -147,7 +149,7 @@ class CudaBackend final : public DeviceBackend {
     Weights weights_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;
-    MlpLimits mlp_limits_;
+    AtOnceLimits mlp_limits_;
     std::optional<bool> joined_;  ///< see force_joined
     std::unique_ptr<Sampler> sampler_;
     StepInput input_;

@@ -109,8 +109,10 @@ Expected<void> CudaBackend::choose_overlap() {
         if (best * kLayersPart < (rows == kRowsMax ? kShortMost : kShort)) {
             Ways ways = {};
             const bool own = std::has_single_bit(rows);
-            if (own) BATON_TRY(choose_products(shape, best, ways));
-            if (own) BATON_TRY(choose_joined(shape, best, ways));
+            if (own) {
+                BATON_TRY(choose_products(shape, best, ways));
+                BATON_TRY(choose_joined(shape, best, ways));
+            }
             BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
         }
         overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift | (shape.joined ? kJoined : 0);
@@ -198,6 +200,24 @@ bool CudaBackend::takes_mlp(uint32_t rows, uint32_t mlp) const {
     });
 }
 
+/// Takes `changed`, of `seconds`, in place of `shape` if it is the quicker with other products, where the size has its own.
+Expected<void> CudaBackend::adopt(const StepShape& changed, double seconds, StepShape& shape, double& best, Ways* products) {
+    if (seconds > best * kHopeless) return {};
+    Ways ways = {};
+    if (products != nullptr) {
+        ways = *products;
+        BATON_TRY(choose_products(changed, seconds, ways));
+    }
+    if (seconds > best * kWorthIt) {
+        if (products != nullptr) use_products(shape.rows, *products);
+        return {};
+    }
+    best = seconds;
+    shape = changed;
+    if (products != nullptr) *products = ways;
+    return {};
+}
+
 /// Tries the feed-forward part as one kernel, with other products ahead of it where the size has its own, which `products` says.
 Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* products) {
     if (mlp_slots_.size() == 0) return {};
@@ -212,20 +232,7 @@ Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* pro
         seconds = now;
         whole = changed;
     }
-    if (whole.mlp == 0 || seconds > best * kHopeless) return {};
-    Ways ways = {};
-    if (products != nullptr) {
-        ways = *products;
-        BATON_TRY(choose_products(whole, seconds, ways));
-    }
-    if (seconds > best * kWorthIt) {
-        if (products != nullptr) use_products(shape.rows, *products);
-        return {};
-    }
-    best = seconds;
-    shape = whole;
-    if (products != nullptr) *products = ways;
-    return {};
+    return whole.mlp == 0 ? Expected<void>{} : adopt(whole, seconds, shape, best, products);
 }
 
 /// Tries qkv and attention as one kernel, with other products beside it.
@@ -233,18 +240,8 @@ Expected<void> CudaBackend::choose_joined(StepShape& shape, double& best, Ways& 
     if (qkv_slots_.size() == 0 || shape.rows != kQkvAttentionRows) return {};
     StepShape changed = shape;
     changed.joined = true;
-    BATON_TRY_ASSIGN(double seconds, time_step(changed, layers_timed()));
-    if (seconds > best * kHopeless) return {};
-    Ways ways = products;
-    BATON_TRY(choose_products(changed, seconds, ways));
-    if (seconds > best * kWorthIt) {
-        use_products(shape.rows, products);
-        return {};
-    }
-    best = seconds;
-    shape = changed;
-    products = ways;
-    return {};
+    BATON_TRY_ASSIGN(const double seconds, time_step(changed, layers_timed()));
+    return adopt(changed, seconds, shape, best, &products);
 }
 
 void CudaBackend::set_overlap(StepShape& shape) const {

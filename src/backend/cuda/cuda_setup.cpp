@@ -158,12 +158,17 @@ Expected<void> CudaBackend::make_products() {
     return {};
 }
 
-/// Looks whether the feed-forward part of all layers may be one kernel. Its blocks wait for each other, so that they must have the GPU
-/// to themselves.
-Expected<void> CudaBackend::make_mlp() {
+/// Whether kernels whose blocks wait for each other, so that they must have the GPU to themselves, find it so.
+Expected<bool> CudaBackend::has_gpu_alone() const {
     int shared = 0;
     BATON_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, static_cast<int>(options_.device)), "whether others share the GPU");
-    if (options_.deterministic || shared != 0) return {};
+    return shared == 0;
+}
+
+/// Looks whether the feed-forward part of all layers may be one kernel.
+Expected<void> CudaBackend::make_mlp() {
+    BATON_TRY_ASSIGN(const bool alone, has_gpu_alone());
+    if (options_.deterministic || !alone) return {};
     const Elem elem = options_.fp16 ? Elem::kF16 : Elem::kBF16;
     BATON_CUDA_TRY(mlp_prepare(elem, mlp_limits_), "preparing the feed-forward kernels");
     size_t bytes = 0;
@@ -178,12 +183,11 @@ Expected<void> CudaBackend::make_mlp() {
     return {};
 }
 
-/// Looks whether qkv and attention of all layers may be one kernel, of the same kind.
+/// Looks whether qkv and attention of all layers may be one kernel.
 Expected<void> CudaBackend::make_joined() {
-    int shared = 0;
-    BATON_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, static_cast<int>(options_.device)), "whether others share the GPU");
-    if (options_.deterministic || shared != 0 || options_.max_batch_slices < kQkvAttentionRows) return {};
-    QkvAttentionLimits limits;
+    BATON_TRY_ASSIGN(const bool alone, has_gpu_alone());
+    if (options_.deterministic || !alone || options_.max_batch_slices < kQkvAttentionRows) return {};
+    AtOnceLimits limits;
     BATON_CUDA_TRY(qkv_attention_prepare(setup_.elem, limits), "preparing the kernel of qkv and attention");
     for (uint32_t layer = 0; layer < model_.shape.layers; ++layer) {
         QkvAttention part;
@@ -196,7 +200,7 @@ Expected<void> CudaBackend::make_joined() {
         if (!qkv_attention_takes(part, limits)) return {};
     }
     BATON_TRY_ASSIGN(qkv_slots_, DeviceBuffer::make(qkv_attention_slot_bytes(), "rows of qkv"));
-    BATON_CUDA_TRY(cudaMemset(qkv_slots_.data(), 0xff, qkv_slots_.size()), "rows of qkv");
+    BATON_CUDA_TRY(cudaMemsetAsync(qkv_slots_.data(), 0xff, qkv_slots_.size(), stream_.get()), "rows of qkv");
     setup_.qkv_slots = qkv_slots_.data();
     return {};
 }

@@ -365,15 +365,10 @@ size_t piece_bytes(const Mlp& part, const MlpShape& shape) { return size_t{part.
 
 std::span<const MlpShape> mlp_shapes() { return kShapes; }
 
-cudaError_t mlp_prepare(Elem elem, MlpLimits& limits) {
+cudaError_t mlp_prepare(Elem elem, AtOnceLimits& limits) {
     std::array<const void*, kShapes.size()> all = {};
     for (uint8_t v = 0; v < all.size(); ++v) all[v] = reinterpret_cast<const void*>(kernel_of(elem, v));
-    int device = 0;
-    int count = 0;
-    cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    limits.multiprocessors = static_cast<uint32_t>(count);
-    return e == cudaSuccess ? allow_shared_of_sm90(all, limits.shared_bytes) : e;
+    return prepare_at_once(all, limits);
 }
 
 size_t mlp_slot_bytes(const Mlp& part, uint8_t shape_index) {
@@ -382,7 +377,7 @@ size_t mlp_slot_bytes(const Mlp& part, uint8_t shape_index) {
     return piece_bytes(part, shape) + size_t{part.down.n} * shape.x_tiles * 16 * teams * 4;
 }
 
-bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits) {
+bool mlp_takes(const Mlp& part, uint8_t shape_index, const AtOnceLimits& limits) {
     if (shape_index >= kShapes.size()) return false;
     const MlpShape& shape = kShapes[shape_index];
     const uint32_t hidden = part.gate_up.k;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backend/cuda/linear_kernels.hpp"
+#include "backend/cuda/linear_shared.hpp"
 
 namespace baton::backend::cuda {
 
@@ -22,17 +23,12 @@ struct MlpShape {
 };
 /// All forms; a form is named by its place among them.
 [[nodiscard]] std::span<const MlpShape> mlp_shapes();
-/// What a device allows.
-struct MlpLimits {
-    uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernels do not run here
-    uint32_t multiprocessors = 0;
-};
-/// Sets the kernels' shared memory limits once; reads the current device.
-cudaError_t mlp_prepare(Elem elem, MlpLimits& limits);
+/// See prepare_at_once.
+cudaError_t mlp_prepare(Elem elem, AtOnceLimits& limits);
 /// Bytes of Mlp::slots.
 [[nodiscard]] size_t mlp_slot_bytes(const Mlp& part, uint8_t shape_index);
 /// Whether the form takes the part at its m.
-[[nodiscard]] bool mlp_takes(const Mlp& part, uint8_t shape_index, const MlpLimits& limits);
+[[nodiscard]] bool mlp_takes(const Mlp& part, uint8_t shape_index, const AtOnceLimits& limits);
 /// sm_90, 8 < m ≤ 32. Its blocks wait for each other, so that all must find room at once, whatever else runs on the device: it may not run
 /// beside another of its kind. Sums are added in a fixed order.
 cudaError_t mlp(const Launch& launch, const Mlp& part, uint8_t shape_index);

@@ -39,4 +39,19 @@ inline cudaError_t allow_shared_of_sm90(std::span<const void* const> kernels, ui
     return cudaSuccess;
 }
 
+/// What a device allows kernels whose blocks wait for each other, so that all of them must find room at once.
+struct AtOnceLimits {
+    uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernels do not run here
+    uint32_t multiprocessors = 0;
+};
+/// Sets such kernels' shared memory limits once; reads the current device.
+inline cudaError_t prepare_at_once(std::span<const void* const> kernels, AtOnceLimits& limits) {
+    int device = 0;
+    int count = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    limits.multiprocessors = static_cast<uint32_t>(count);
+    return error == cudaSuccess ? allow_shared_of_sm90(kernels, limits.shared_bytes) : error;
+}
+
 }  // namespace baton::backend::cuda
