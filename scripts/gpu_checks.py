@@ -197,7 +197,7 @@ def need_sm90():
 
 
 def racecheck(c, gpus):
-    """No kernel is left out. Last a ring without one of its barriers, which must be reported."""
+    """Of what the tests launch no kernel is left out; those whose blocks wait for each other are not among them. Last a ring without one of its barriers, which must be reported."""
     tool = SUITE / "sanitizer/compute-sanitizer"
     if not tool.exists():
         raise FileNotFoundError("the pack holds no compute-sanitizer")
