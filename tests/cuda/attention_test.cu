@@ -710,6 +710,166 @@ TEST_F(DecodeAttentionTest, FusedAppendsExactlyTheNewRowsAndMatchesFloat64) {
             }
 }
 
+/// Rows of x and what the product of queries, keys and values takes of them, on the host.
+struct RowsOfX {
+    static constexpr uint32_t kHidden = 1024;
+    RowsOfX(const Shape& s, uint32_t rows, std::mt19937& rng) : width((s.heads + 2 * s.kv_heads) * s.head_dim) {
+        w = random_bits(s.elem, size_t{width} * kHidden, 1.7f / std::sqrt(static_cast<float>(kHidden)), rng);
+        x = random_bits(s.elem, size_t{rows} * kHidden, 3.0f, rng);
+        std::uniform_real_distribution<float> around(0.5f, 1.5f);
+        for (uint32_t i = 0; i < kHidden; ++i)
+            norm.push_back(around(rng));
+    }
+    /// norm(x) · wᵀ in float64, [rows, width].
+    [[nodiscard]] std::vector<double> product(Elem e, double eps) const {
+        const size_t rows = x.size() / kHidden;
+        std::vector<double> in(x.size());
+        for (size_t i = 0; i < rows; ++i) {
+            double square = 0;
+            for (uint32_t c = 0; c < kHidden; ++c) {
+                const double v = to_float(e, x[i * kHidden + c]);
+                square += v * v;
+            }
+            for (uint32_t c = 0; c < kHidden; ++c)
+                in[i * kHidden + c] = to_float(e, x[i * kHidden + c]) * norm[c] / std::sqrt(square / kHidden + eps);
+        }
+        std::vector<double> y(rows * width);
+        for_each_index(width, [&](size_t n) {
+            double row[kHidden];
+            for (uint32_t c = 0; c < kHidden; ++c)
+                row[c] = to_float(e, w[n * kHidden + c]);
+            for (size_t i = 0; i < rows; ++i)
+                y[i * width + n] = std::inner_product(row, row + kHidden, in.begin() + static_cast<long>(i * kHidden), 0.0);
+        });
+        return y;
+    }
+    uint32_t width;
+    std::vector<uint16_t> w;
+    std::vector<uint16_t> x;
+    std::vector<float> norm;
+};
+
+/// Product and attention as one kernel against float64: the rows that it appends, what it leaves alone, and the result. Twice, with the
+/// same bits and its slots as before.
+class QkvAttentionTest : public CudaTest {
+  protected:
+    void check(const Shape& s, const std::vector<uint32_t>& lengths, bool normed, uint32_t seed) {
+        SCOPED_TRACE(text(s) + " seed " + std::to_string(seed) + (normed ? " normed" : ""));
+        constexpr float kEps = 1e-6f;
+        cuda::AtOnceLimits limits;
+        ASSERT_EQ(cuda::qkv_attention_prepare(s.elem, limits), cudaSuccess);
+        std::mt19937 rng(seed);
+        Contexts c(s, lengths, rng);
+        std::vector<uint32_t> at;
+        std::vector<int32_t> places;
+        for (size_t i = 0; i < lengths.size(); ++i) {
+            at.push_back(lengths[i] == 0 ? 0 : lengths[i] - 1);
+            places.push_back(lengths[i] == 0 ? -1 : c.slot(i, at[i]));
+            if (lengths[i] != 0)
+                c.poison_row(i, at[i]);
+        }
+        const NewRows r(s, at, *std::max_element(lengths.begin(), lengths.end()) + 1, normed, rng);
+        const RowsOfX x(s, static_cast<uint32_t>(lengths.size()), rng);
+        const NewRowsOnDevice d(r, places);
+        const DeviceArray<uint16_t> pool(c.pool), w(x.w), dx(x.x), out(lengths.size() * s.heads * s.head_dim);
+        const DeviceArray<float> norm(x.norm);
+        const DeviceArray<unsigned char> slots(cuda::qkv_attention_slot_bytes());
+        const DeviceArray<int32_t> table(c.table), length(Decoder::lengths_of(c));
+        cuda::QkvAttention part;
+        part.qkv.w = w.data();
+        part.qkv.n = x.width;
+        part.qkv.k = RowsOfX::kHidden;
+        part.qkv.norm = norm.data();
+        part.qkv.eps = kEps;
+        part.x = dx.data();
+        part.rope = d.args(c, pool.data(), nullptr);
+        part.attention.elem = s.elem;
+        part.attention.kv = c.view(pool.data());
+        part.attention.heads = s.heads;
+        part.attention.scale = s.scale();
+        part.attention.sequences = static_cast<uint32_t>(lengths.size());
+        part.attention.kv_len = length.data();
+        part.attention.blocks = table.data();
+        part.attention.blocks_stride = c.stride;
+        part.attention.out = out.data();
+        part.slots = slots.data();
+        if (limits.shared_bytes == 0)
+            GTEST_SKIP() << "no sm_90 code or device here";
+        ASSERT_TRUE(cuda::qkv_attention_takes(part, limits));
+        ASSERT_EQ(cuda::qkv_attention({nullptr, false}, part), cudaSuccess);
+        BATON_CUDA(cudaDeviceSynchronize());
+        const std::vector<uint16_t> written = pool.get(), got = out.get();
+        ASSERT_EQ(cuda::qkv_attention({nullptr, false}, part), cudaSuccess);
+        BATON_CUDA(cudaDeviceSynchronize());
+        ASSERT_EQ(pool.get(), written);
+        ASSERT_EQ(out.get(), got);
+        const std::vector<unsigned char> left = slots.get();
+        ASSERT_TRUE(std::ranges::all_of(left, [](unsigned char b) { return b == 0xff; })) << "a slot was not made absent again";
+
+        std::vector<uint16_t> want = c.pool;
+        std::vector<uint16_t> q(got.size());
+        Deviation appended;
+        const std::vector<double> y = x.product(s.elem, kEps);
+        for (size_t i = 0; i < lengths.size(); ++i) {
+            const auto row = [&](uint32_t head) {
+                std::vector<uint16_t> bits;
+                for (uint32_t e = 0; e < s.head_dim; ++e)
+                    bits.push_back(to_bits(s.elem, static_cast<float>(y[i * x.width + head * s.head_dim + e])));
+                return bits;
+            };
+            const float2* turn = &r.turns[at[i] * s.head_dim / 2];
+            for (uint32_t h = 0; h < s.heads; ++h) {
+                const auto turned = norm_and_turn(s.elem, row(h).data(), s.head_dim, normed ? r.q_norm.data() : nullptr, kEps, turn);
+                for (uint32_t e = 0; e < s.head_dim; ++e)
+                    q[(i * s.heads + h) * s.head_dim + e] = to_bits(s.elem, static_cast<float>(turned[e]));
+            }
+            for (uint32_t h = 0; h < s.kv_heads && lengths[i] != 0; ++h) {
+                const auto turned = norm_and_turn(s.elem, row(s.heads + h).data(), s.head_dim, normed ? r.k_norm.data() : nullptr, kEps, turn);
+                const auto v = row(s.heads + s.kv_heads + h);
+                for (uint32_t e = 0; e < s.head_dim; ++e) {
+                    const size_t k_at = c.offset(i, at[i], h, false) + e, v_at = c.offset(i, at[i], h, true) + e;
+                    appended.add(to_float(s.elem, written[k_at]), turned[e]);
+                    appended.add(to_float(s.elem, written[v_at]), to_float(s.elem, v[e]));
+                    c.k[i][c.row(at[i], h) + e] = want[k_at] = written[k_at];
+                    c.v[i][c.row(at[i], h) + e] = want[v_at] = written[v_at];
+                }
+            }
+        }
+        ASSERT_EQ(written, want) << "elements of the pool that should not have changed";
+        ASSERT_TRUE(appended.within(s.elem)) << "k and v: " << appended.relative() << ", worst " << appended.worst << " of " << appended.largest;
+        const Deviation all = compare(s.elem, attend_all(c, q), got);
+        ASSERT_TRUE(all.within(s.elem)) << all.relative() << ", worst " << all.worst << " of " << all.largest << " finite " << all.finite;
+        worst_ = std::max(worst_, std::max(all.relative(), appended.relative()) * (s.elem == Elem::kBF16 ? 1 : 8));
+    }
+    double worst_ = 0;
+};
+
+TEST_F(QkvAttentionTest, MatchesFloat64) {
+    uint32_t seed = 5200;
+    for (const Elem e : {Elem::kBF16, Elem::kF16})
+        for (const bool normed : {true, false}) {
+            std::mt19937 rng(++seed);
+            Shape s;
+            s.elem = e;
+            s.heads = 16;
+            s.kv_heads = 8;
+            s.head_dim = 128;
+            s.block_tokens = seed % 2 == 0 ? 16 : 64;
+            s.kv_first = seed % 3 == 0;
+            // Around tiles of 16 and what the warps have at once of them, padding, and one longer than what lanes remember of a block table.
+            std::vector<uint32_t> lengths{1, 0, 15, 16, 17, 63, 64, 65, 127, 128, 129, 0, 385, reduced() ? 300u : 1500u, reduced() ? 33u : 700u, reduced() ? 2u : 4300u};
+            std::shuffle(lengths.begin(), lengths.end(), rng);
+            check(s, lengths, normed, seed);
+            if (HasFatalFailure() || IsSkipped())
+                return;
+            if (!reduced())
+                check(s, std::vector<uint32_t>(16, 820), normed, seed + 100);
+            if (HasFatalFailure())
+                return;
+        }
+    std::printf("[ figures  ] product and attention: largest relative error %.2e (bf16; that of fp16 times eight)\n", worst_);
+}
+
 /// Batches of any lengths: few or many sequences, short and long ones and padding among each other.
 TEST_F(DecodeAttentionTest, UnevenLengthsMatchFloat64) {
     const std::vector<Shape> all = shapes();

@@ -35,7 +35,8 @@ static_assert(kRows * kKvHeads == kBlocks && kColumns == 32 && kUnits == 4);
 [[maybe_unused]] constexpr uint32_t kWeightsAt = 0;
 constexpr uint32_t kRingAt = kColumns * kHidden * 2;
 constexpr uint32_t kPart = 16 * kDim * 2;  // K, or V, of 16 tokens
-constexpr uint32_t kParts = 3;             // of a warp
+constexpr uint32_t kParts = 4;             // of a warp
+static_assert(kParts % 2 == 0, "V lies behind its K");
 constexpr uint32_t kQueriesAt = kRingAt + kWarps * kParts * kPart;
 constexpr uint32_t kNewAt = kQueriesAt + kGroup * kDim * 2;  // k, then v, of the new token
 constexpr uint32_t kMarksAt = kNewAt + 2 * kDim * 2;
@@ -286,31 +287,27 @@ struct Context {
                 q[kk][h] = p.g < kGroup ? *reinterpret_cast<const uint32_t*>(shared + kQueriesAt + p.g * kDim * 2 + (((2 * kk + h) ^ p.g) << 4) + p.t * 4) : 0;
         DecodeState<kDim> state;
         state.clear();
-        uint32_t k_part = 0;
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            const uint32_t v_part = k_part == 2 ? 0 : k_part + 1;
-            const uint32_t k_at = ring + k_part * kPart;
-            const uint32_t v_at = ring + v_part * kPart;
+            const uint32_t k_at = ring + static_cast<uint32_t>(2 * i) % kParts * kPart;
+            const uint32_t v_at = k_at + kPart;
             const int tokens = length - first_of(i);
             const bool has_new = tokens <= 16;
             dev::copy_wait<kParts - 1>();
             __syncwarp();
             if (has_new) put_new(shared, k_at, false, tokens - 1, a.k, slot);
             DecodeSlice<E, kDim, 16> slice(k_at, static_cast<int>(p.lane));
-            slice.v_at += v_at - (k_at + kPart);
             float shrink[2];
             slice.weigh(state, shrink, q, tokens, a.scale_log2);
             __syncwarp();
-            fetch(2 * i + 3);
+            fetch(2 * i + static_cast<int>(kParts));
             dev::copy_wait<kParts - 1>();
             __syncwarp();
             if (has_new) put_new(shared, v_at, true, tokens - 1, a.v, slot);
             if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) state.scale(shrink);
             slice.add_values(state);
             __syncwarp();
-            fetch(2 * i + 4);
-            k_part = k_part == 0 ? 2 : k_part - 1;
+            fetch(2 * i + static_cast<int>(kParts) + 1);
         }
         dev::copy_wait<0>();
         __syncwarp();

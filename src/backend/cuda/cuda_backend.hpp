@@ -99,6 +99,7 @@ class CudaBackend final : public DeviceBackend {
     using Ways = std::array<uint32_t, 5>;
     Expected<void> choose_products(const StepShape& shape, double& best, Ways& chosen);
     void use_products(uint32_t rows, const Ways& ways);
+    Expected<double> time_either(StepShape& changed);
     Expected<void> choose_mlp(StepShape& shape, double& best, Ways* products);
     Expected<void> adopt(const StepShape& changed, double seconds, StepShape& shape, double& best, Ways* products);
     Expected<void> choose_joined(StepShape& shape, double& best, Ways& products);

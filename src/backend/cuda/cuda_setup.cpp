@@ -179,7 +179,7 @@ Expected<void> CudaBackend::make_mlp() {
         }
     if (bytes == 0) return {};
     BATON_TRY_ASSIGN(mlp_slots_, DeviceBuffer::make(bytes, "sums of the feed-forward part"));
-    BATON_CUDA_TRY(cudaMemset(mlp_slots_.data(), 0xff, bytes), "sums of the feed-forward part");
+    BATON_CUDA_TRY(cudaMemsetAsync(mlp_slots_.data(), 0xff, bytes, stream_.get()), "sums of the feed-forward part");
     return {};
 }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ float gated(float gate, float up) { return __fdividef
 template <class T, int MT, int TILES, int RANKS>
 __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant__ Args a) {
 #if __CUDA_ARCH__ >= 900
-    constexpr uint32_t kPasses = 2;  // units of x a warp asks for at once
+    constexpr uint32_t kPasses = 4 / MT;  // units of x a warp asks for at once
     constexpr uint32_t kRows = MT * 16;
     constexpr uint32_t kEights = MT * 2;               // of rows
     constexpr uint32_t kMine = TILES * 8;              // columns of the intermediate rows
