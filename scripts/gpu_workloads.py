@@ -4,7 +4,8 @@
     python3 scripts/gpu_workloads.py --binary PATH/baton [--client PATH/baton] [--out FOLDER] [part ...]
 
 Parts (without any: all that the GPUs allow):
-  one       one hybrid replica, 0.6B, 512 tokens in, 128 out: saturated with 256 and 512 requests in flight; 16 requests/s
+  one       one hybrid replica, 0.6B, 512 tokens in, 128 out: saturated with 256 and 512 requests in flight; 16 requests/s; 16 streams
+            of 512/600
   pair      0.6B on 1P1D and on two hybrid replicas: 1k and 8k prompts alone; 16 streams (512/600) with an 8k prompt every 250 ms;
             512/128 at 32 and 64 requests/s
   sweep     0.6B, and `sweep8` for 8B: 1P1D against two hybrid replicas, open loop over several rates: 512/128, 4k/256, 8k prompts
@@ -260,6 +261,7 @@ def points_one(t):
     for n in (256, 512):
         yield f"{n} in flight 512/128", load(512, 128, "--concurrency", n, "--warmup", 2 * n, "--duration", 4 * t, "--drain", 0)
     yield "16/s 512/128", load(512, 128, "--rate", 16, "--warmup", 8, "--duration", 6 * t)
+    yield "16 streams", load(512, 600, "--concurrency", 16, "--warmup", 16, "--duration", 3 * t, "--drain", 0)
 
 
 def points_pair(t):
