@@ -862,7 +862,7 @@ TEST_F(QkvAttentionTest, MatchesFloat64) {
             check(s, lengths, normed, seed);
             if (HasFatalFailure() || IsSkipped())
                 return;
-            if (!reduced())
+            if (!reduced() && e == Elem::kBF16 && normed)
                 check(s, std::vector<uint32_t>(16, 820), normed, seed + 100);
             if (HasFatalFailure())
                 return;
