@@ -659,6 +659,20 @@ TEST_F(DecodeAttentionTest, RefusesShapesWithoutKernel) {
     EXPECT_EQ(cuda::decode_attention({}, a), cudaSuccess);
 }
 
+/// The last position of each sequence, whose row is poisoned, and its place in the pool; -1 for one without context.
+std::pair<std::vector<uint32_t>, std::vector<int32_t>> places_of_new(Contexts& c) {
+    std::vector<uint32_t> at;
+    std::vector<int32_t> places;
+    for (size_t i = 0; i < c.count(); ++i) {
+        const bool empty = c.length(i) == 0;
+        at.push_back(empty ? 0 : c.length(i) - 1);
+        places.push_back(empty ? -1 : c.slot(i, at[i]));
+        if (!empty)
+            c.poison_row(i, at[i]);
+    }
+    return {at, places};
+}
+
 /// Norm, rotation and append inside of the kernel: exactly the new rows are written, and the result is that of the queries which the
 /// separate kernel makes, up to a rounding.
 void DecodeAttentionTest::check_fused(const Shape& s, const std::vector<uint32_t>& lengths, bool normed, uint32_t grid, uint32_t seed) {
@@ -666,14 +680,7 @@ void DecodeAttentionTest::check_fused(const Shape& s, const std::vector<uint32_t
                  std::to_string(lengths[0]) + " grid " + std::to_string(grid));
     std::mt19937 rng(seed);
     Contexts c(s, lengths, rng);
-    std::vector<uint32_t> at;
-    std::vector<int32_t> slots;
-    for (size_t i = 0; i < lengths.size(); ++i) {
-        at.push_back(lengths[i] == 0 ? 0 : lengths[i] - 1);
-        slots.push_back(lengths[i] == 0 ? -1 : c.slot(i, at[i]));
-        if (lengths[i] != 0)
-            c.poison_row(i, at[i]);
-    }
+    const auto [at, slots] = places_of_new(c);
     const NewRows r(s, at, *std::max_element(lengths.begin(), lengths.end()) + 1, normed, rng);
     const NewRowsOnDevice d(r, slots);
     const DeviceArray<uint16_t> pool(c.pool);
@@ -760,14 +767,7 @@ class QkvAttentionTest : public CudaTest {
         ASSERT_EQ(cuda::qkv_attention_prepare(s.elem, limits), cudaSuccess);
         std::mt19937 rng(seed);
         Contexts c(s, lengths, rng);
-        std::vector<uint32_t> at;
-        std::vector<int32_t> places;
-        for (size_t i = 0; i < lengths.size(); ++i) {
-            at.push_back(lengths[i] == 0 ? 0 : lengths[i] - 1);
-            places.push_back(lengths[i] == 0 ? -1 : c.slot(i, at[i]));
-            if (lengths[i] != 0)
-                c.poison_row(i, at[i]);
-        }
+        const auto [at, places] = places_of_new(c);
         const NewRows r(s, at, *std::max_element(lengths.begin(), lengths.end()) + 1, normed, rng);
         const RowsOfX x(s, static_cast<uint32_t>(lengths.size()), rng);
         const NewRowsOnDevice d(r, places);
