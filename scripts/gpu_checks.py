@@ -237,7 +237,7 @@ def start_8b(c, gpus):
 
 
 def load(c, gpus):
-    """Requests in numbers: saturated, and a few a second."""
+    """Requests in numbers: saturated, a few a second, and 16 streams."""
     c.random_model()
     return [[sys.executable, ROOT / "scripts/gpu_workloads.py", "--binary", SUITE / "baton", "--models", MODELS, "--time", "0.8", "--only", "256|16/s|16 streams", "one"]]
 

@@ -92,6 +92,22 @@ std::vector<Shape> shapes() {
     return all;
 }
 
+/// What attention over contexts reads and writes; `lengths` counts the sequences of a call.
+cuda::AttentionArgs attention_over(const Contexts& c, uint16_t* pool, const DeviceArray<int32_t>& lengths, const DeviceArray<int32_t>& table,
+                                   const DeviceArray<uint16_t>& out) {
+    cuda::AttentionArgs a;
+    a.elem = c.shape.elem;
+    a.kv = c.view(pool);
+    a.heads = c.shape.heads;
+    a.scale = c.shape.scale();
+    a.sequences = static_cast<uint32_t>(lengths.size());
+    a.kv_len = lengths.data();
+    a.blocks = table.data();
+    a.blocks_stride = c.stride;
+    a.out = out.data();
+    return a;
+}
+
 constexpr uint16_t kUnwritten = 0xffff;  // as DeviceArray fills new memory
 /// One prefill call: `rows[i]` last positions of `contexts` i, up to `lengths[i]`.
 struct PrefillCall {
@@ -112,15 +128,7 @@ PrefillCall prefill(cudaError_t (*attention)(const cuda::Launch&, const cuda::Pr
     const DeviceArray<int32_t> table(c.table);
     const DeviceArray<int32_t> dbegin(begin);
     cuda::PrefillAttention a;
-    a.base.elem = c.shape.elem;
-    a.base.kv = c.view(const_cast<uint16_t*>(pool));
-    a.base.heads = c.shape.heads;
-    a.base.scale = c.shape.scale();
-    a.base.sequences = static_cast<uint32_t>(lengths.size());
-    a.base.kv_len = len.data();
-    a.base.blocks = table.data();
-    a.base.blocks_stride = c.stride;
-    a.base.out = out.data();
+    a.base = attention_over(c, const_cast<uint16_t*>(pool), len, table, out);
     a.q = dq.data();
     a.row_begin = dbegin.data();
     a.rows = last_only ? static_cast<uint32_t>(std::ranges::count_if(rows, [](uint32_t n) { return n > 0; })) : static_cast<uint32_t>(begin.back());
@@ -507,15 +515,7 @@ class Decoder {
     }
     cuda::DecodeAttention args(uint16_t* pool, const uint16_t* q, const cuda::RopeAppend* fused, bool early) const {
         cuda::DecodeAttention a;
-        a.base.elem = c.shape.elem;
-        a.base.kv = c.view(pool);
-        a.base.heads = c.shape.heads;
-        a.base.scale = c.shape.scale();
-        a.base.sequences = static_cast<uint32_t>(c.count());
-        a.base.kv_len = lengths.data();
-        a.base.blocks = table.data();
-        a.base.blocks_stride = c.stride;
-        a.base.out = out.data();
+        a.base = attention_over(c, pool, lengths, table, out);
         a.q = q;
         a.fused = fused;
         a.early = early;
@@ -765,6 +765,8 @@ class QkvAttentionTest : public CudaTest {
         constexpr float kEps = 1e-6f;
         cuda::AtOnceLimits limits;
         ASSERT_EQ(cuda::qkv_attention_prepare(s.elem, limits), cudaSuccess);
+        if (limits.shared_bytes == 0)
+            GTEST_SKIP() << "no sm_90 code or device here";
         std::mt19937 rng(seed);
         Contexts c(s, lengths, rng);
         const auto [at, places] = places_of_new(c);
@@ -783,18 +785,8 @@ class QkvAttentionTest : public CudaTest {
         part.qkv.eps = kEps;
         part.x = dx.data();
         part.rope = d.args(c, pool.data(), nullptr);
-        part.attention.elem = s.elem;
-        part.attention.kv = c.view(pool.data());
-        part.attention.heads = s.heads;
-        part.attention.scale = s.scale();
-        part.attention.sequences = static_cast<uint32_t>(lengths.size());
-        part.attention.kv_len = length.data();
-        part.attention.blocks = table.data();
-        part.attention.blocks_stride = c.stride;
-        part.attention.out = out.data();
+        part.attention = attention_over(c, pool.data(), length, table, out);
         part.slots = slots.data();
-        if (limits.shared_bytes == 0)
-            GTEST_SKIP() << "no sm_90 code or device here";
         ASSERT_TRUE(cuda::qkv_attention_takes(part, limits));
         ASSERT_EQ(cuda::qkv_attention({nullptr, false}, part), cudaSuccess);
         BATON_CUDA(cudaDeviceSynchronize());

@@ -148,10 +148,7 @@ class Pass {
         joined.qkv = s_.weights->layers[layer].qkv;
         joined.x = s_.hidden;
         joined.rope = rope_of(layer);
-        joined.attention = attention_of(layer);
-        joined.attention.sequences = shape_.decode;
-        joined.attention.kv_len = arrays_ + at_.kv_len;
-        joined.attention.blocks = s_.decode_table;
+        joined.attention = decode_of(layer, nullptr).base;
         joined.slots = s_.qkv_slots;
         return joined;
     }
