@@ -7,6 +7,7 @@ A check takes one GPU to itself (timings, and what reads how much memory is free
 With several GPUs those of one GPU run side by side. Needs Python alone; the parity checks torch and transformers.
 """
 
+import contextlib
 import dataclasses
 import glob
 import gzip
@@ -37,10 +38,16 @@ SLOTS = 3  # checks that share one GPU
 # ---- the pack ------------------------------------------------------------------------------------------------------
 
 
+def read_index(path):
+    """{"programs": bytes, "model": name, "parts": {name: sha256}}, or nothing where there is none or a damaged one."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def index():
-    """{"programs": bytes, "model": name, "parts": {name: sha256}}, or nothing."""
-    path = KEEP / "index.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_index(KEEP / "index.json")
 
 
 def digest(path):
@@ -52,7 +59,9 @@ def receive():
     """Keeps what lies in build/gpu-pack and unpacks what is whole; a part that is not what the index says is refused."""
     KEEP.mkdir(parents=True, exist_ok=True)
     new = PACK / "index.json"
-    if new.exists() and (not index() or json.loads(new.read_text()) != index()):
+    if new.exists() and not read_index(new):
+        raise SystemExit(f"error: {new} is damaged: copy it again")
+    if new.exists() and read_index(new) != index():
         for old in [*KEEP.glob("part.*"), KEEP / "index.json"]:
             old.unlink(missing_ok=True)
         shutil.rmtree(SUITE, ignore_errors=True)
@@ -291,6 +300,17 @@ CHECKS = [
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
+RUNNING = set()  # process groups of the checks
+
+
+def stop(number, _):
+    """Ends what runs: it would keep the GPU."""
+    for group in list(RUNNING):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    os._exit(128 + number)
+
+
 @dataclasses.dataclass
 class Result:
     check: Check
@@ -382,12 +402,15 @@ class Run:
         limit = min(check.limit - (time.monotonic() - begin), self.left())
         process = subprocess.Popen([str(a) for a in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.c.environment(gpus), cwd=ROOT,
                                    start_new_session=True)
+        RUNNING.add(process.pid)
         try:
             code = process.wait(max(1, limit))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"TIMED OUT after {limit:.0f} s"
+        finally:
+            RUNNING.discard(process.pid)
         return f"FAILED ({code})" if code else None
 
     def report(self, r):
@@ -471,6 +494,8 @@ def main():
                         f"{', needs the test model' if c.model else ''}" for c in CHECKS))
         return 0
     if verb == "run":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
         return run(rest)
     raise SystemExit(__doc__)
 

@@ -173,7 +173,7 @@ class Busiest:
     def __init__(self, server):
         self.server, self.peak, self.last, self.at = server, {}, thread_ticks(server.pids), time.monotonic()
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.sample)
+        self.thread = threading.Thread(target=self.sample, daemon=True)  # whoever is interrupted does not end it
         self.thread.start()
 
     def sample(self):
@@ -332,9 +332,13 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="part")
     o = parser.parse_args()
+    known = [*PARTS, *(f"{name}:{kind}" for name, (_, kinds, *_) in PARTS.items() for kind in kinds)]
+    if unknown := [part for part in o.parts if part not in known]:
+        parser.error(f"no part is called {unknown[0]}; there are: {' '.join(known)}")
     o.client = o.client or o.binary
     keys = {"max_model_len": 10240, "gpu_memory_utilization": 0.85} if not o.tiny else {"max_model_len": 10240}
     keys.update((k, json.loads(v)) for k, v in (s.split("=", 1) for s in o.set))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the server is stopped
     bench = Bench(o)
     server = Server(o)
     begin = time.monotonic()

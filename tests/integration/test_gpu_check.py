@@ -6,12 +6,15 @@ import io
 import json
 import lzma
 import os
+import signal
+import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
 
 import pytest
+from harness import wait_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import gpu_checks  # noqa: E402
@@ -86,6 +89,45 @@ def test_another_pack_replaces_the_first(machine):
         gpu_checks.receive()
     come((pack, parts, json.dumps({**json.loads(index), "model": "other.gguf"})), list(parts)[:1])
     assert not gpu_checks.programs_there() and gpu_checks.gguf() is None
+
+
+def test_a_damaged_index_is_named_and_does_not_stay(machine):
+    pack, parts, index = machine
+    pack.mkdir()
+    (pack / "index.json").write_text("{")
+    with pytest.raises(SystemExit, match="index.json is damaged"):
+        gpu_checks.receive()
+    gpu_checks.KEEP.mkdir(exist_ok=True)
+    (gpu_checks.KEEP / "index.json").write_text("{")  # as an earlier version kept it
+    come(machine, list(parts)[:3])
+    assert gpu_checks.programs_there()
+
+
+def test_who_ends_a_run_ends_its_checks(machine, tmp_path):
+    come(machine, list(machine[1])[:3])
+    program = f"""
+import pathlib, sys
+sys.path.insert(0, {str(Path(gpu_checks.__file__).parent)!r})
+import gpu_checks
+for name, path in (("PACK", "pack"), ("KEEP", "keep"), ("SUITE", "keep/suite"), ("LOGS", "logs")):
+    setattr(gpu_checks, name, pathlib.Path({str(tmp_path)!r}) / path)
+gpu_checks.CHECKS[:] = [gpu_checks.Check("slow", "kernels", "one", 1, lambda c, g: [["sh", "-c", "echo $$ >{tmp_path}/pid; sleep 300"]])]
+sys.argv = ["gpu_checks.py", "run"]
+gpu_checks.main()
+"""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        (tmp_path / "pid").unlink(missing_ok=True)
+        run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), 20, "the check runs")
+        run.send_signal(number)
+        assert run.wait(20) == 128 + number
+        check_of_it = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")  # empty of one that has ended and that nobody waited for
+        wait_for(lambda: not check_of_it.exists() or not check_of_it.read_bytes(), 10, "its check has ended")
+
+
+def test_pack_takes_no_arguments():
+    done = subprocess.run([Path(gpu_checks.__file__).parent / "gpu-check", "pack", "--help"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "usage: scripts/gpu-check pack |" in done.stderr
 
 
 def test_what_passes_fails_and_does_not_run(machine, capsys):
