@@ -12,6 +12,7 @@
 #include "backend/cuda/attention.hpp"
 #include "backend/cuda/attention_prefill.hpp"
 #include "backend/cuda/attention_qkv.hpp"
+#include "cuda/lanes_order.hpp"
 
 namespace baton::test {
 namespace {
@@ -783,7 +784,7 @@ class QkvAttentionTest : public CudaTest {
         part.qkv.k = RowsOfX::kHidden;
         part.qkv.norm = norm.data();
         part.qkv.eps = kEps;
-        part.x = dx.data();
+        part.x = {dx.data()};
         part.rope = d.args(c, pool.data(), nullptr);
         part.attention = attention_over(c, pool.data(), length, table, out);
         part.slots = slots.data();
@@ -795,6 +796,13 @@ class QkvAttentionTest : public CudaTest {
         BATON_CUDA(cudaDeviceSynchronize());
         ASSERT_EQ(pool.get(), written);
         ASSERT_EQ(out.get(), got);
+        const DeviceArray<uint16_t> laid(test::to_lanes_order(x.x, RowsOfX::kHidden));
+        part.x = {laid.data(), true};
+        part.out_for_lanes = true;
+        ASSERT_EQ(cuda::qkv_attention({nullptr, false}, part), cudaSuccess);
+        BATON_CUDA(cudaDeviceSynchronize());
+        ASSERT_EQ(pool.get(), written);
+        ASSERT_EQ(out.get(), test::to_lanes_order(got, s.heads * s.head_dim)) << "rows in lanes' order";
         const std::vector<unsigned char> left = slots.get();
         ASSERT_TRUE(std::ranges::all_of(left, [](unsigned char b) { return b == 0xff; })) << "a slot was not made absent again";
 

@@ -416,7 +416,7 @@ class Layers {
           wide_(random_bf16(size_t{m} * std::max(weights.m.qkv, 2 * weights.m.ffn))), slots_(must(DeviceBuffer::make(size_t{4} << 20, "the bench"))) {
         check(cudaMemset(slots_.data(), 0xff, slots_.size()), "fill");
     }
-    Mlp part(uint32_t layer, void* x) const { return {Elem::kBF16, weights_.matrix(2, layer), weights_.matrix(3, layer), x, m_, slots_.data()}; }
+    Mlp part(uint32_t layer, void* x) const { return {Elem::kBF16, weights_.matrix(2, layer), weights_.matrix(3, layer), {x}, {x}, m_, slots_.data()}; }
     /// Milliseconds of a replay; `form` null: two kernels.
     float time(const std::vector<Choice>& ways, const uint8_t* form) {
         check(cudaMemset(x_.data(), 0, x_.size()), "fill");

@@ -1,7 +1,9 @@
-// A layer's feed-forward part as one kernel, against float64 and against its products one by one.
+// What follows attention of few rows in two kernels: the product behind it, and a layer's feed-forward part. Against float64.
 #include <gtest/gtest.h>
 
+#include "backend/cuda/attention_out.hpp"
 #include "backend/cuda/linear_mlp.hpp"
+#include "cuda/lanes_order.hpp"
 #include "cuda/linear_cases.cuh"
 
 namespace baton::backend::cuda {
@@ -62,7 +64,7 @@ class Layer {
         part.down.n = hidden_;
         part.down.k = ffn_;
         part.down.out = Out::kAdd;
-        part.x = x();
+        part.x = part.to = {x()};
         part.m = m;
         part.slots = slots;
         return part;
@@ -174,6 +176,145 @@ TEST(Mlp, TakesOnlyWhatItsBlocksAndWarpsShare) {
     EXPECT_GT(taken, 50u);
 }
 
+/// Rows as a kernel reads or leaves them, among guards.
+class RowsOnDevice {
+  public:
+    RowsOnDevice(const std::vector<uint16_t>& rows, uint32_t columns, bool for_lanes) : columns_(columns), for_lanes_(for_lanes) {
+        const std::vector<uint16_t> laid = for_lanes ? test::to_lanes_order(rows, columns) : rows;
+        bytes_ = laid.size() * 2;
+        memory_ = device(bytes_ + 2 * kGuard);
+        cudaMemset(memory_.data(), kPoison, memory_.size());
+        cudaMemcpy(memory_.data() + kGuard, laid.data(), bytes_, cudaMemcpyHostToDevice);
+    }
+    [[nodiscard]] Rows rows() const { return {memory_.data() + kGuard, for_lanes_}; }
+    /// Whether it holds these rows, and nothing else was written.
+    [[nodiscard]] bool holds(const std::vector<uint16_t>& rows) const {
+        std::vector<uint16_t> want(kGuard / 2, 0xffff);
+        const std::vector<uint16_t> laid = for_lanes_ ? test::to_lanes_order(rows, columns_) : rows;
+        want.insert(want.end(), laid.begin(), laid.end());
+        want.insert(want.end(), kGuard / 2, 0xffff);
+        std::vector<uint16_t> got(memory_.size() / 2);
+        cudaMemcpy(got.data(), memory_.data(), memory_.size(), cudaMemcpyDeviceToHost);
+        return got == want;
+    }
+
+  private:
+    uint32_t columns_;
+    bool for_lanes_;
+    size_t bytes_ = 0;
+    DeviceBuffer memory_;
+};
+std::vector<uint16_t> rows_at(const void* from, size_t elements) {
+    std::vector<uint16_t> rows(elements);
+    cudaMemcpy(rows.data(), from, elements * 2, cudaMemcpyDeviceToHost);
+    return rows;
+}
+
+/// Runs `run`(x, to) with rows in order and for lanes, in place and not: `want` of `before` in all of them.
+template <class Run>
+void every_order(const std::vector<uint16_t>& before, const std::vector<uint16_t>& want, uint32_t columns, const Run& run) {
+    for (const bool from_lanes : {false, true})
+        for (const bool to_lanes : {false, true}) {
+            SCOPED_TRACE(std::string(from_lanes ? "for lanes" : "in order") + " to " + (to_lanes ? "for lanes" : "in order"));
+            const RowsOnDevice from(before, columns, from_lanes), to(std::vector<uint16_t>(before.size(), 0x1234), columns, to_lanes);
+            ASSERT_EQ(run(from.rows(), to.rows()), cudaSuccess);
+            ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+            EXPECT_TRUE(to.holds(want));
+            EXPECT_TRUE(from.holds(before)) << "x was written to";
+            if (from_lanes != to_lanes) continue;
+            ASSERT_EQ(run(from.rows(), from.rows()), cudaSuccess);
+            ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+            EXPECT_TRUE(from.holds(want)) << "in place";
+        }
+}
+
+/// The same bits however rows lie, and no other row of theirs is written.
+template <class T>
+void every_order_of_mlp(Elem elem) {
+    AtOnceLimits limits;
+    ASSERT_EQ(mlp_prepare(elem, limits), cudaSuccess);
+    if (limits.shared_bytes == 0) GTEST_SKIP() << "no sm_90 code or device here";
+    const Slots slots(kSlotBytes);
+    uint32_t ran = 0;
+    for (const auto& [hidden, ffn] : kSizes) {
+        if (hidden * ffn > size_limit()) continue;
+        Layer<T> layer(elem, hidden, ffn, 32, seed_of_run() + 27000 + hidden + ffn);
+        for (uint8_t v = 0; v < mlp_shapes().size(); ++v)
+            for (const uint32_t m : {9u, 13u, 16u, 17u}) {
+                Mlp part = layer.part(m, slots.get());
+                if (!mlp_takes(part, v, limits)) continue;
+                SCOPED_TRACE(std::to_string(hidden) + ", " + std::to_string(ffn) + ", m " + std::to_string(m));
+                layer.prepare(m);
+                const std::vector<uint16_t> before = rows_at(layer.x(), size_t{m} * hidden);
+                if (mlp_shapes()[v].x_tiles > 1) {
+                    part.to.for_lanes = true;
+                    EXPECT_NE(mlp({}, part, v), cudaSuccess) << "there is no such order of more than 16 rows";
+                    continue;
+                }
+                ASSERT_EQ(mlp({}, part, v), cudaSuccess);
+                ASSERT_EQ(layer.check(m), "");
+                ++ran;
+                every_order(before, rows_at(layer.x(), size_t{m} * hidden), hidden, [&](Rows x, Rows to) {
+                    part.x = x;
+                    part.to = to;
+                    return mlp({}, part, v);
+                });
+                if (testing::Test::HasFatalFailure()) return;
+            }
+    }
+    EXPECT_TRUE(slots.clean());
+    EXPECT_GT(ran, 2u);
+}
+TEST(Mlp, RowsMayLieInLanesOrder) {
+    NEEDS_GPU();
+    every_order_of_mlp<__nv_bfloat16>(Elem::kBF16);
+    every_order_of_mlp<__half>(Elem::kF16);
+}
+
+template <class T>
+void attention_out_of(Elem elem, uint32_t columns) {
+    Case<T> product({columns, 2048, kAdd, false, false}, 16, seed_of_run() + 28000 + columns);
+    const DeviceBuffer result = device(size_t{16} * 2048 * 2);
+    const std::vector<uint16_t> laid = test::to_lanes_order(rows_at(product.x(), size_t{16} * 2048), 2048);
+    cudaMemcpy(result.data(), laid.data(), laid.size() * 2, cudaMemcpyHostToDevice);
+    product.prepare(16);
+    const std::vector<uint16_t> before = rows_at(product.out(), size_t{16} * columns);
+    const Rows rows{product.out()};
+    ASSERT_EQ(attention_out({}, {elem, product.matrix, result.data(), rows, rows}), cudaSuccess);
+    ASSERT_EQ(product.check(16, elem == Elem::kBF16 ? 1.0 / 256 : 1.0 / 2048), "");
+    every_order(before, rows_at(product.out(), size_t{16} * columns), columns,
+                [&](Rows x, Rows to) { return attention_out({}, {elem, product.matrix, result.data(), x, to}); });
+}
+TEST(AttentionOut, MatchesFloat64) {
+    NEEDS_GPU();
+    for (const uint32_t columns : {32u, 1024u}) {
+        if (uint64_t{columns} * 2048 > size_limit()) continue;
+        attention_out_of<__nv_bfloat16>(Elem::kBF16, columns);
+        attention_out_of<__half>(Elem::kF16, columns);
+    }
+}
+
+/// Needs no GPU.
+TEST(AttentionOut, TakesOnlyWhatItIsMadeFor) {
+    Matrix matrix;
+    matrix.n = 1024;
+    matrix.k = 2048;
+    matrix.out = Out::kAdd;
+    EXPECT_TRUE(attention_out_takes(matrix));
+    const auto refused = [&](auto change) {
+        Matrix other = matrix;
+        change(other);
+        return !attention_out_takes(other) && attention_out({}, {Elem::kBF16, other, nullptr, {}, {}}) == cudaErrorInvalidValue;
+    };
+    const float norm = 1;
+    EXPECT_TRUE(refused([](Matrix& m) { m.k = 1024; }));
+    EXPECT_TRUE(refused([](Matrix& m) { m.n = 0; }));
+    EXPECT_TRUE(refused([](Matrix& m) { m.n = 1040; })) << "half of 32 columns";
+    EXPECT_TRUE(refused([&](Matrix& m) { m.norm = &norm; }));
+    EXPECT_TRUE(refused([&](Matrix& m) { m.bias = &norm; }));
+    EXPECT_TRUE(refused([](Matrix& m) { m.out = Out::kStore; }));
+}
+
 TEST(Mlp, MatchesFloat64) {
     NEEDS_GPU();
     every_form<__nv_bfloat16>(Elem::kBF16, 21000);
@@ -209,7 +350,7 @@ TEST(Mlp, ChainsRepeatTheirBits) {
             e = slab(launch, {Elem::kBF16, wide.matrix, hidden.data(), m, between.data()}, {kTall, 8, 1, false});
             if (e == cudaSuccess) e = slab(launch, {Elem::kBF16, back.matrix, between.data(), m, hidden.data()}, {kTall, 8, 4, false});
             Mlp part = layers[i]->part(m, slots.get());
-            part.x = hidden.data();
+            part.x = part.to = {hidden.data()};
             if (e == cudaSuccess) e = mlp(launch, part, form);
         }
         return e;

@@ -10,6 +10,7 @@
 #include "backend/cuda/attention_warpgroup.cuh"
 #include "backend/cuda/gemm_bring.cuh"
 #include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/laid_rows.cuh"
 #include "backend/cuda/linear_shared.hpp"
 #include "backend/cuda/slots.cuh"
 
@@ -35,7 +36,8 @@ static_assert(kRows * kKvHeads == kBlocks && kColumns == 32 && kUnits == 4);
 [[maybe_unused]] constexpr uint32_t kWeightsAt = 0;
 constexpr uint32_t kRingAt = kColumns * kHidden * 2;
 constexpr uint32_t kPart = 16 * kDim * 2;  // K, or V, of 16 tokens
-constexpr uint32_t kParts = 4;             // of a warp
+constexpr uint32_t kParts = 4;             // of a warp,
+[[maybe_unused]] constexpr int kPartsFirst = 2;  // of which so many are asked for before qkv's numbers have come
 static_assert(kParts % 2 == 0, "V lies behind its K");
 constexpr uint32_t kQueriesAt = kRingAt + kWarps * kParts * kPart;
 constexpr uint32_t kNewAt = kQueriesAt + kGroup * kDim * 2;  // k, then v, of the new token
@@ -46,8 +48,8 @@ constexpr uint32_t kShared = kBarrierAt + 8;
 struct Args {
     const void* weights;
     const float* norm;
-    const void* x;
-    void* out;
+    LaidRows x;
+    LaidRows out;
     void* k;
     void* v;
     unsigned char* slots;  // [rows, columns of qkv]
@@ -105,12 +107,21 @@ struct Sums {
     float square[2][4] = {};
     uint4 factors[kUnits];
 
-    __device__ __forceinline__ void load_norm(const float* norm, const Place& p) {
+    /// The norm's weight of a lane's columns, as it lies.
+    struct Norm {
+        float4 parts[kUnits][2];
+    };
+    static __device__ __forceinline__ Norm ask_norm(const float* norm, const Place& p) {
+        Norm asked;
 #pragma unroll
-        for (uint32_t u = 0; u < kUnits; ++u) {
-            const float4* from = reinterpret_cast<const float4*>(norm + (p.warp * kUnits + u) * kUnit + p.t * 8);
-            factors[u] = dev::pack8<T>(__ldg(from), __ldg(from + 1));
-        }
+        for (uint32_t u = 0; u < kUnits; ++u)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; ++h) asked.parts[u][h] = dev::load_once_f32(norm + (p.warp * kUnits + u) * kUnit + p.t * 8 + h * 4);
+        return asked;
+    }
+    __device__ __forceinline__ void take_norm(const Norm& asked) {
+#pragma unroll
+        for (uint32_t u = 0; u < kUnits; ++u) factors[u] = dev::pack8<T>(asked.parts[u][0], asked.parts[u][1]);
     }
     __device__ __forceinline__ void add(uint4 (&x)[kUnits][2], uint32_t weights, const Place& p) {
         const bool odd = (p.g & 1) != 0;
@@ -208,12 +219,13 @@ struct Context {
     __device__ __forceinline__ Context(const Args& args, const Place& place) : a(args), p(place) {
         sequence = blockIdx.x / kKvHeads;
         head = blockIdx.x % kKvHeads;
-        length = max(0, __ldg(a.kv_len + sequence));
+        table = a.blocks + static_cast<int64_t>(sequence) * a.blocks_stride;
+        const uint32_t at = static_cast<uint32_t>(first_of(static_cast<int>(p.lane))) >> a.block_shift;
+        ids = at < a.blocks_stride ? dev::load_word(table + at) : 0;  // before it is known how many of them are its tiles'
+        length = max(0, dev::load_word(a.kv_len + sequence));
         const int tiles = (length + 15) / 16;
         const int warp = static_cast<int>(p.warp);
         count = warp < tiles ? (tiles - warp + 7) / 8 : 0;
-        table = a.blocks + static_cast<int64_t>(sequence) * a.blocks_stride;
-        ids = static_cast<int>(p.lane) < count ? __ldg(table + (first_of(static_cast<int>(p.lane)) >> a.block_shift)) : 0;
         ring = p.base + kRingAt + p.warp * kParts * kPart;
         policy = dev::read_once_policy();
     }
@@ -239,9 +251,9 @@ struct Context {
         }
         dev::copy_commit();
     }
-    __device__ __forceinline__ void fetch_first() const {
+    __device__ __forceinline__ void fetch_parts(int begin, int end) const {
 #pragma unroll 1
-        for (int j = 0; j < static_cast<int>(kParts); ++j) fetch(j);
+        for (int j = begin; j < end; ++j) fetch(j);
     }
     /// A row of the new token into its tile and the pool. Whole warps.
     __device__ __forceinline__ void put_new(unsigned char* shared, uint32_t part, bool v, int row, void* pool, int slot) const {
@@ -359,6 +371,11 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
     const Place p = {dev::shared_address(shared), threadIdx.x / 32, threadIdx.x % 32, threadIdx.x % 32 / 4, threadIdx.x % 4};
     const uint32_t b = blockIdx.x;
     const uint32_t barrier = p.base + kBarrierAt;
+    // Few numbers that are waited for are asked for ahead of weights and KV: behind them they take as long as those.
+    Sums<T> sums;
+    const auto norm = Sums<T>::ask_norm(a.norm, p);
+    const Context<E> context(a, p);
+    const int slot = dev::load_word(a.slots_new + context.sequence);
     if (threadIdx.x == 0) {
         dev::barrier_init(barrier, 1);
         dev::fence_for_products();
@@ -370,10 +387,7 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
         gemm::bring(p.base + kWeightsAt + r * kHidden * 2, static_cast<const T*>(a.weights) + size_t{b * kColumns + r} * kHidden, kHidden * 2, barrier);
     }
     __syncwarp();
-    const Context<E> context(a, p);
-    Sums<T> sums;
-    sums.load_norm(a.norm, p);
-    const int slot = __ldg(a.slots_new + context.sequence);
+    sums.take_norm(norm);
     float2 turns[2] = {};
     if (context.length > 0)
 #pragma unroll
@@ -381,12 +395,12 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
     dev::wait_for_earlier();
 
     uint4 x[kUnits][2];
-    const T* from = static_cast<const T*>(a.x) + p.g * kHidden + p.warp * kUnits * kUnit + p.t * 8;
+    const unsigned char* from = a.x.of(p.g, p.warp * kUnits * kUnit + p.t * 8);
 #pragma unroll
     for (uint32_t u = 0; u < kUnits; ++u)
 #pragma unroll
-        for (uint32_t h = 0; h < 2; ++h) x[u][h] = __ldcg(reinterpret_cast<const uint4*>(from + h * 8 * kHidden + u * kUnit));
-    context.fetch_first();  // behind the rows, which it would keep waiting
+        for (uint32_t h = 0; h < 2; ++h) x[u][h] = __ldcg(reinterpret_cast<const uint4*>(from + h * a.x.eight + u * a.x.unit));
+    context.fetch_parts(0, kPartsFirst);
     dev::barrier_wait(barrier, 0);
     sums.add(x, p.base + kWeightsAt, p);
     __syncthreads();
@@ -399,11 +413,12 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
     if (p.t == 0) publish(a.slots + (row * kQkv + b * kColumns + pair * 2) * 2, words);
     dev::launch_dependents();
     context.receive_rows(turns, shared);
+    context.fetch_parts(kPartsFirst, kParts);
     __syncthreads();
     context.run(slot, shared);
     __syncthreads();
     if (threadIdx.x < kGroup * kDim / 2)
-        static_cast<uint32_t*>(a.out)[context.sequence * (kHeads * kDim / 2) + context.head * (kGroup * kDim / 2) + threadIdx.x] = context.joined(shared);
+        *reinterpret_cast<uint32_t*>(a.out.of(context.sequence, context.head * kGroup * kDim + threadIdx.x * 2)) = context.joined(shared);
 #else
     (void)a;
 #endif
@@ -433,8 +448,8 @@ cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {
     const RopeAppend& rope = part.rope;
     const Args args = {part.qkv.w,
                        part.qkv.norm,
-                       part.x,
-                       attention.out,
+                       laid_rows(part.x, kHidden),
+                       laid_rows({attention.out, part.out_for_lanes}, kHeads * kDim),
                        attention.kv.k,
                        attention.kv.v,
                        static_cast<unsigned char*>(part.slots),

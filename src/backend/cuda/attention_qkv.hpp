@@ -14,10 +14,11 @@ constexpr uint32_t kQkvAttentionRows = 16;
 /// The product of queries, keys and values of 16 rows, one a sequence, and decode attention behind it as one kernel.
 struct QkvAttention {
     Matrix qkv;               ///< with a norm, without bias
-    const void* x = nullptr;  ///< [16, hidden]
+    Rows x;                   ///< [16, hidden]
     RopeAppend rope;          ///< as DecodeAttention::fused; `qkv` and `q` are not used
     AttentionArgs attention;  ///< lengths, blocks and slots must have been complete as DecodeAttention::early says
     void* slots = nullptr;    ///< qkv_attention_slot_bytes of memory, all bits set at first; every launch leaves them so
+    bool out_for_lanes = false;  ///< attention.out gets its rows in lanes' order (Rows)
 };
 
 /// See prepare_at_once.

@@ -33,7 +33,7 @@ constexpr uint32_t kBesideMlp = 4;    // and where the feed-forward part is one 
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
 constexpr uint32_t kMlpShift = 8;       // StepShape::mlp
 constexpr uint32_t kJoined = 1u << 16;  // StepShape::joined
-constexpr const char* kFormat = "baton step overlap 7";
+constexpr const char* kFormat = "baton step overlap 8";
 
 uint32_t mlp_of(uint32_t parts) { return parts >> kMlpShift & 0xff; }
 
@@ -113,7 +113,7 @@ Expected<void> CudaBackend::choose_overlap() {
                 BATON_TRY(choose_products(shape, best, ways));
                 BATON_TRY(choose_joined(shape, best, ways));
             }
-            BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
+            if (!shape.joined) BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
         }
         overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift | (shape.joined ? kJoined : 0);
         measured = true;
@@ -146,7 +146,7 @@ void CudaBackend::use_products(uint32_t rows, const Ways& ways) {
 /// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
 /// can be quicker than the quickest of each, asking for weights early or late, then product by product. `chosen` is what takes `best` seconds.
 Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best, Ways& chosen) {
-    const size_t first = shape.joined ? 1 : 0;  // of the layer's products
+    const size_t first = shape.joined ? 2 : 0;  // of the layer's products
     const size_t of_layer = shape.mlp != 0 ? 2 : 4;
     const Weights::Layer& layer = weights_.layers.front();
     const std::array<std::pair<Linear*, const Matrix*>, std::tuple_size_v<Ways>> products = {{{linear_.get(), &layer.qkv},
@@ -196,7 +196,7 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best
 bool CudaBackend::takes_mlp(uint32_t rows, uint32_t mlp) const {
     if (mlp_slots_.size() == 0) return false;
     return std::ranges::all_of(weights_.layers, [&](const Weights::Layer& layer) {
-        return mlp_takes({setup_.elem, layer.gate_up, layer.down, nullptr, rows, nullptr}, static_cast<uint8_t>(mlp - 1), mlp_limits_);
+        return mlp_takes({setup_.elem, layer.gate_up, layer.down, {}, {}, rows, nullptr}, static_cast<uint8_t>(mlp - 1), mlp_limits_);
     });
 }
 
@@ -248,13 +248,22 @@ Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* pro
     return whole.mlp == 0 ? Expected<void>{} : adopt(whole, seconds, shape, best, products);
 }
 
-/// Tries qkv and attention as one kernel, with other products beside it.
+/// Tries qkv and attention as one kernel, and the product behind it, with the feed-forward part as one and without.
 Expected<void> CudaBackend::choose_joined(StepShape& shape, double& best, Ways& products) {
     if (qkv_slots_.size() == 0 || shape.rows != kQkvAttentionRows) return {};
-    StepShape changed = shape;
-    changed.joined = true;
-    BATON_TRY_ASSIGN(const double seconds, time_either(changed));
-    return adopt(changed, seconds, shape, best, &products);
+    StepShape whole = shape;
+    double seconds = 0;
+    for (uint32_t mlp = 0; mlp <= mlp_shapes().size(); ++mlp) {
+        if (mlp != 0 && !takes_mlp(shape.rows, mlp)) continue;
+        StepShape changed = shape;
+        changed.joined = true;
+        changed.mlp = mlp;
+        BATON_TRY_ASSIGN(const double now, time_either(changed));
+        if (whole.joined && now > seconds) continue;
+        seconds = now;
+        whole = changed;
+    }
+    return adopt(whole, seconds, shape, best, &products);
 }
 
 void CudaBackend::set_overlap(StepShape& shape) const {

@@ -4,6 +4,7 @@
 #include <set>
 #include <tuple>
 
+#include "backend/cuda/attention_out.hpp"
 #include "backend/cuda/cuda_backend.hpp"
 #include "backend/cuda/device_info.hpp"
 #include "backend/cuda/device_traits.hpp"
@@ -174,7 +175,7 @@ Expected<void> CudaBackend::make_mlp() {
     size_t bytes = 0;
     for (const Weights::Layer& layer : weights_.layers)
         for (uint8_t form = 0; form < mlp_shapes().size(); ++form) {
-            const Mlp part = {elem, layer.gate_up, layer.down, nullptr, mlp_shapes()[form].x_tiles * 16u, nullptr};
+            const Mlp part = {elem, layer.gate_up, layer.down, {}, {}, mlp_shapes()[form].x_tiles * 16u, nullptr};
             if (mlp_takes(part, form, mlp_limits_)) bytes = std::max(bytes, mlp_slot_bytes(part, form));
         }
     if (bytes == 0) return {};
@@ -197,7 +198,7 @@ Expected<void> CudaBackend::make_joined() {
         part.attention.kv = setup_.kv[layer];
         part.attention.heads = model_.shape.heads;
         part.attention.sequences = kQkvAttentionRows;
-        if (!qkv_attention_takes(part, limits)) return {};
+        if (!qkv_attention_takes(part, limits) || !attention_out_takes(weights_.layers[layer].out)) return {};
     }
     BATON_TRY_ASSIGN(qkv_slots_, DeviceBuffer::make(qkv_attention_slot_bytes(), "rows of qkv"));
     BATON_CUDA_TRY(cudaMemsetAsync(qkv_slots_.data(), 0xff, qkv_slots_.size(), stream_.get()), "rows of qkv");

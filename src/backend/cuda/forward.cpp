@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/cuda/attention_out.hpp"
+
 /// Returns the failure of a launch to the caller.
 #define BATON_LAUNCH(expr)                                                                     \
     do {                                                                                       \
@@ -52,7 +54,7 @@ class Pass {
         // Kernels read the input before they wait for the one ahead: none may start before the first has ended.
         const Launch launch = layer == 0 ? Launch{launch_.stream, false} : of(Part::kQkv);
         if (shape_.joined) {
-            BATON_LAUNCH(qkv_attention(launch, joined_of(layer)));
+            BATON_LAUNCH(qkv_attention(launch, joined_of(layer, !last_rows)));
         } else {
             BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
             if (!fused()) {
@@ -62,7 +64,7 @@ class Pass {
             BATON_LAUNCH(run_attention(layer, last_rows));
         }
         if (!last_rows) {
-            BATON_LAUNCH(run_rest(w, s_.attention, shape_.rows, s_.hidden));
+            BATON_LAUNCH(shape_.joined ? run_joined_rest(layer) : run_rest(w, s_.attention, shape_.rows, s_.hidden));
             return report(layer + 1);
         }
         BATON_LAUNCH(report(layer + 1));
@@ -75,10 +77,27 @@ class Pass {
     /// A layer's part behind attention: `x`, its result, goes into the residual stream `hidden`, and then what the feed-forward part makes of that.
     cudaError_t run_rest(const Weights::Layer& w, const void* x, uint32_t rows, void* hidden) {
         BATON_LAUNCH(s_.linear->run(of(Part::kOut), w.out, x, rows, hidden));
-        if (shape_.mlp != 0)
-            return mlp(of(Part::kGateUp), {s_.elem, w.gate_up, w.down, hidden, rows, s_.mlp_slots}, static_cast<uint8_t>(shape_.mlp - 1));
-        BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, hidden, rows, s_.act));
-        return s_.linear->run(of(Part::kDown), w.down, s_.act, rows, hidden);
+        return run_mlp(w, {hidden}, rows, {hidden});
+    }
+    /// The same behind QkvAttention.
+    cudaError_t run_joined_rest(uint32_t layer) {
+        const Weights::Layer& w = s_.weights->layers[layer];
+        const Rows between = shape_.mlp != 0 ? for_lanes() : Rows{s_.hidden};
+        BATON_LAUNCH(attention_out(of(Part::kOut), {s_.elem, w.out, s_.attention, stream(layer), between}));
+        return run_mlp(w, between, shape_.rows, stream(layer + 1));
+    }
+    /// A layer's feed-forward part of `x`, and `x`, to `to`; without a kernel of its own they are one.
+    cudaError_t run_mlp(const Weights::Layer& w, Rows x, uint32_t rows, Rows to) {
+        if (shape_.mlp != 0) return mlp(of(Part::kGateUp), {s_.elem, w.gate_up, w.down, x, to, rows, s_.mlp_slots}, static_cast<uint8_t>(shape_.mlp - 1));
+        BATON_LAUNCH(s_.linear->run(of(Part::kGateUp), w.gate_up, x.data, rows, s_.act));
+        return s_.linear->run(of(Part::kDown), w.down, s_.act, rows, to.data);
+    }
+    /// Room for the residual stream of 16 rows in lanes' order: QkvAttention leaves no rows of qkv.
+    [[nodiscard]] Rows for_lanes() const { return {s_.qkv, true}; }
+    /// Where the residual stream lies as a layer begins, or behind the last. Where rows are gathered from it, and at the ends, it is in order.
+    [[nodiscard]] Rows stream(uint32_t layer) const {
+        const uint32_t in_order = s_.model.layers - (cut() ? 1 : 0);
+        return shape_.joined && shape_.mlp != 0 && layer > 0 && layer < in_order ? for_lanes() : Rows{s_.hidden};
     }
 
     /// Whether rows are computed that no logits come from.
@@ -143,13 +162,14 @@ class Pass {
         return decode;
     }
 
-    [[nodiscard]] QkvAttention joined_of(uint32_t layer) const {
+    [[nodiscard]] QkvAttention joined_of(uint32_t layer, bool out_for_lanes) const {
         QkvAttention joined;
         joined.qkv = s_.weights->layers[layer].qkv;
-        joined.x = s_.hidden;
+        joined.x = stream(layer);
         joined.rope = rope_of(layer);
         joined.attention = decode_of(layer, nullptr).base;
         joined.slots = s_.qkv_slots;
+        joined.out_for_lanes = out_for_lanes;
         return joined;
     }
 

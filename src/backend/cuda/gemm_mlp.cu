@@ -8,6 +8,7 @@
 #include "backend/cuda/attention_warpgroup.cuh"
 #include "backend/cuda/gemm_bring.cuh"
 #include "backend/cuda/gemm_device.cuh"
+#include "backend/cuda/laid_rows.cuh"
 #include "backend/cuda/linear_mlp.hpp"
 #include "backend/cuda/linear_shared.hpp"
 #include "backend/cuda/slots.cuh"
@@ -33,7 +34,8 @@ struct Args {
     const void* gate_up;
     const void* down;
     const float* norm;
-    void* x;
+    LaidRows x;
+    LaidRows to;
     unsigned char* pieces;  // of intermediate rows: [team][to][from][row][column]
     unsigned char* sums;    // of the results: [rank][part][team][lane] of four
     uint32_t m;
@@ -92,12 +94,16 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
         dev::barrier_expect(base + 8, wide * kDepth * 2);
     }
     __syncthreads();
+    // Few numbers that are waited for come first: behind weights they take as long as those. So the norm's weight is asked for ahead of them, and
+    // down's weights behind the rows of x.
+    const bool has_norm = threadIdx.x < a.hidden / 8;
+    float4 norm[2] = {};
+    if (has_norm)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) norm[i] = dev::load_once_f32(a.norm + threadIdx.x * 8 + i * 4);
     // All warps ask: a copy takes its warp some tens of cycles.
-    for (uint32_t r = warp + lane * kWarps; r < kHeld + wide; r += kThreads) ask(r);
-    for (uint32_t i = threadIdx.x; i < a.hidden / 8; i += kThreads) {  // the norm's weight as T
-        const float4* from = reinterpret_cast<const float4*>(a.norm + i * 8);
-        reinterpret_cast<uint4*>(shared + kHeader)[i] = dev::pack8<T>(__ldg(from), __ldg(from + 1));
-    }
+    for (uint32_t r = warp + lane * kWarps; r < kHeld; r += kThreads) ask(r);
+    if (has_norm) reinterpret_cast<uint4*>(shared + kHeader)[threadIdx.x] = dev::pack8<T>(norm[0], norm[1]);
     __syncthreads();
     const uint32_t g = lane >> 2;
     const uint32_t t = lane & 3;
@@ -108,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
     const uint32_t parts = groups * kEights;   // of the results: 16 columns × 8 rows each
     const uint32_t own = team + warp * a.teams;  // that this warp adds; or none
     const uint32_t own_row = own % kEights * 8 + g;
-    uint32_t* result = reinterpret_cast<uint32_t*>(static_cast<T*>(a.x) + static_cast<size_t>(own_row) * a.hidden + rank * wide + own / kEights * kGroup + t * 2);
-    const T* x_lane = static_cast<const T*>(a.x) + static_cast<size_t>(g) * a.hidden + t * 8;
+    const uint32_t own_column = rank * wide + own / kEights * kGroup + t * 2;
+    const unsigned char* x_lane = a.x.of(g, t * 8);
     const unsigned char* w_lane = shared + a.gate_at + g * a.pitch + t * 16;
     const unsigned char* norm_lane = shared + kHeader + t * 16;
     const uint32_t right_at = base + a.down_at + (warp * kGroup + (lane >> 4) * 8 + (lane & 7)) * kPitchDown + (lane >> 3 & 1) * 16;
@@ -128,10 +134,13 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
 #pragma unroll
             for (uint32_t c = 0; c < kPasses; ++c) {
                 const bool in = eight * 8 + g < m && first + c < end;
-                x[c][eight / 2][eight % 2] = in ? __ldcg(reinterpret_cast<const uint4*>(x_lane + static_cast<size_t>(eight * 8) * a.hidden + (first + c) * kUnit)) : uint4{};
+                x[c][eight / 2][eight % 2] = in ? __ldcg(reinterpret_cast<const uint4*>(x_lane + eight * a.x.eight + (first + c) * a.x.unit)) : uint4{};
             }
         if (first == begin) {
-            if (adds) residual[0] = __ldcg(result), residual[1] = __ldcg(result + 4);
+            const auto* old = reinterpret_cast<const uint32_t*>(a.x.of(own_row, own_column));
+            if (adds) residual[0] = __ldcg(old), residual[1] = __ldcg(old + 4);
+            for (uint32_t r = kHeld + warp + lane * kWarps; r < kHeld + wide; r += kThreads) ask(r);
+            __syncwarp();
             dev::barrier_wait(base, 0);
         }
 #pragma unroll
@@ -317,6 +326,7 @@ __global__ void __launch_bounds__(kThreads, 2) mlp_kernel(const __grid_constant_
         const uint32_t low = Ops<T>::pack(y[0] + old0.x, y[1] + old0.y);
         const uint32_t up = Ops<T>::pack(y[2] + old1.x, y[3] + old1.y);
         if (adds) {
+            auto* result = reinterpret_cast<uint32_t*>(a.to.of(own_row, own_column));
             result[0] = low;
             result[4] = up;
             for (uint32_t i = 0; i < a.teams; ++i) forget(from + i * 512);
@@ -396,10 +406,11 @@ bool mlp_takes(const Mlp& part, uint8_t shape_index, const AtOnceLimits& limits)
 cudaError_t mlp(const Launch& launch, const Mlp& part, uint8_t shape_index) {
     const MlpShape& shape = kShapes[shape_index];
     const uint32_t hidden = part.gate_up.k;
+    if ((part.x.for_lanes || part.to.for_lanes) && shape.x_tiles != 1) return cudaErrorInvalidValue;
     const Places p = places_of(hidden, shape);
     const uint32_t blocks = blocks_of(part, shape);
     auto* pieces = reinterpret_cast<unsigned char*>(part.slots);
-    const Args args = {part.gate_up.w, part.down.w, part.gate_up.norm, part.x, pieces, pieces + piece_bytes(part, shape), part.m, hidden,
+    const Args args = {part.gate_up.w, part.down.w, part.gate_up.norm, laid_rows(part.x, hidden), laid_rows(part.to, hidden), pieces, pieces + piece_bytes(part, shape), part.m, hidden,
                        part.down.k, blocks / shape.ranks, p.pitch, p.act_at, p.gate_at, p.down_at, 1.0f / static_cast<float>(hidden), part.gate_up.eps};
     return start(launch, kernel_of(part.elem, shape_index), blocks, kThreads, p.bytes, 1, args);
 }

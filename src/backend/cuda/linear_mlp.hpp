@@ -5,12 +5,13 @@
 
 namespace baton::backend::cuda {
 
-/// A layer's feed-forward part in one kernel: x += down · SwiGLU(gate_up · norm(x)).
+/// A layer's feed-forward part in one kernel: to = x + down · SwiGLU(gate_up · norm(x)).
 struct Mlp {
     Elem elem = Elem::kBF16;
     Matrix gate_up;         ///< with a norm and SwiGLU, without bias
     Matrix down;            ///< added to x, without bias
-    void* x = nullptr;      ///< [m, hidden], read and added to
+    Rows x;                 ///< [m, hidden]; for lanes where m ≤ 16
+    Rows to;                ///< the same; may be x
     uint32_t m = 0;
     void* slots = nullptr;  ///< mlp_slot_bytes of memory, all bits set at first; every launch leaves them so
 };

@@ -39,6 +39,13 @@ inline cudaError_t allow_shared_of_sm90(std::span<const void* const> kernels, ui
     return cudaSuccess;
 }
 
+/// Up to 16 rows that kernels of a step hand on: row behind row, or in the order in which the lanes of a warp read them as an operand of
+/// mma.sync, 1,024 bytes for each 32 columns, so that a warp asks for half as many lines.
+struct Rows {
+    void* data = nullptr;
+    bool for_lanes = false;
+};
+
 /// What a device allows kernels whose blocks wait for each other, so that all of them must find room at once.
 struct AtOnceLimits {
     uint32_t shared_bytes = 0;  ///< dynamic shared memory a block may have; 0: the kernels do not run here

@@ -93,6 +93,18 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
     return v;
 }
 
+/// Four numbers, as load_once.
+__device__ __forceinline__ float4 load_once_f32(const float* from) {
+    const uint4 v = load_once(from);
+    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+}
+/// A word, read where this is written and not later.
+__device__ __forceinline__ int load_word(const int32_t* from) {
+    int v;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 /// Copies 16 bytes to shared memory in the background; with `read` false it writes 16 zero bytes and reads nothing, but `from`
