@@ -14,4 +14,10 @@ inline std::vector<uint16_t> to_lanes_order(const std::vector<uint16_t>& rows, s
     return laid;
 }
 
+inline std::vector<uint16_t> from_lanes_order(const std::vector<uint16_t>& laid, size_t columns) {
+    std::vector<uint16_t> rows(laid.size());
+    for (size_t at = 0; at < rows.size(); ++at) rows[at] = laid[place_for_lanes(at / columns, at % columns)];
+    return rows;
+}
+
 }  // namespace baton::test

@@ -131,7 +131,7 @@ TEST(Joined, AgreesWithItsKernelsOneByOne) {
                 if (!rigs.back()->backend().force_joined(joined)) GTEST_SKIP() << "this GPU does not run it so";
             }
             const std::vector<uint32_t> lengths = {1, 2, 14, 15, 16, 17, 31, 63, 64, 113, 127, 128, 129, 500, 300, reduced ? 140u : 4200u};
-            for (const size_t count : {size_t{16}, size_t{9}}) {  // the last longer than what lanes remember of a block table
+            for (const size_t count : {size_t{16}, size_t{9}, size_t{3}}) {  // the last longer than what lanes remember of a block table
                 std::vector<std::vector<Seq>> seqs(rigs.size());
                 Rng rng(15);
                 for (size_t i = 0; i < count; ++i) {
@@ -167,6 +167,105 @@ TEST(Joined, AgreesWithItsKernelsOneByOne) {
                 }
             }
         }
+    std::filesystem::remove_all(folder);
+}
+
+/// Long contexts beside short ones take the kernels one by one, and no other contexts do that even ones do not. Needs no GPU.
+TEST(Joined, ItsRuleWeighsTheLongestContext) {
+    JoinedRule rule;  // about as measured
+    rule.longest_ns = 6.4f;
+    rule.all_ns = 0.93f;
+    rule.spare_ns = {-300, 4200, 5200, 4600, 6000};
+    EXPECT_FALSE(JoinedRule().good(16, 1, 16)) << "nothing was measured";
+    EXPECT_FALSE(rule.good(1, 100, 100));
+    EXPECT_FALSE(rule.good(0, 0, 0));
+    EXPECT_FALSE(rule.good(17, 100, 1700));
+    Rng rng(5);
+    for (int i = 0; i < 2000; ++i) {
+        const auto n = static_cast<uint32_t>(1 + rng.below(16));
+        const auto each = static_cast<uint32_t>(1 + rng.below(30000));
+        for (const uint32_t even : {8u, 16u}) EXPECT_TRUE(rule.good(even, each, uint64_t{each} * even)) << even << " even contexts of " << each;
+        const uint64_t all = each + uint64_t{n - 1} * (1 + rng.below(each));
+        if (rule.good(n, each, all)) {
+            EXPECT_TRUE(rule.good(n, each / 2 + 1, all)) << "a shorter longest context";
+            EXPECT_TRUE(rule.good(n, each, all + 1000)) << "longer others";
+        }
+    }
+    EXPECT_TRUE(rule.good(16, 1112, 13000));
+    EXPECT_FALSE(rule.good(16, 8192, 8192 + 15 * 800));
+    EXPECT_FALSE(rule.good(4, 4096, 4 * 4096));
+}
+
+/// Contexts grow until other kernels are quicker, while steps follow one another: the tokens and logprobs, bit for bit, of steps of which
+/// none follows.
+TEST(Joined, FollowingStepsChangeKernelsAsContextsGrow) {
+    BATON_NEEDS_GPU();
+    const std::filesystem::path folder = ::testing::TempDir() + "baton-joined-grows-" + std::to_string(::getpid());
+    const Plan plan = plan_of({"joined", {3, 1024, 16, 8, 128, 768, 264, 8192}, false, true});
+    CudaOptions options = small_options();
+    options.cache_folder = folder.string();  // both take the same kernels
+    JoinedRule rule;
+    rule.longest_ns = 1;
+    rule.spare_ns.fill(100);  // while the longest context is shorter
+    constexpr uint32_t kLengths[] = {60, 75, 80, 33, 70};
+    constexpr uint32_t kSteps = 40;
+    const auto start = [&](Rig& rig) {
+        Rng rng(33);
+        std::vector<Seq> seqs;
+        for (const uint32_t n : kLengths) {
+            seqs.push_back(rig.add(random_ids(rng, n, rig.vocab()), 160));
+            seqs.back().wire.sampling.top_logprobs = 2;
+        }
+        return seqs;
+    };
+    Rig rig(plan, options), other(plan, options);
+    ASSERT_TRUE(rig && other);
+    if (!rig.backend().force_joined(rule) || !other.backend().force_joined(rule)) GTEST_SKIP() << "this GPU does not run it so";
+    std::vector<Seq> seqs = start(rig), alone = start(other);
+    std::vector<std::vector<wire::Token>> emitted;
+    std::vector<wire::Token> out;
+    const auto collect = [&] {
+        const auto done = rig.backend().collect(out);
+        ASSERT_TRUE(done) << done.error().message;
+        ASSERT_EQ(out.size(), seqs.size());
+        for (size_t i = 0; i < seqs.size(); ++i) Rig::push(seqs[i], out[i].id);
+        emitted.push_back(out);
+    };
+    for (uint32_t step = 0; step < kSteps; ++step) {
+        std::vector<Slice> slices;
+        std::vector<TokenId> tokens;
+        for (size_t i = 0; i < seqs.size(); ++i) {
+            Slice& slice = slices.emplace_back();
+            slice.tokens = step == 0 ? kLengths[i] : 1;
+            slice.position = step == 0 ? 0 : kLengths[i] + step - 1;
+            slice.blocks = seqs[i].blocks;
+            slice.logits = true;
+            slice.sequence = &seqs[i].wire;
+            slice.state = seqs[i].state;
+            slice.pending = step == 0 ? 0 : 1;
+            if (step == 0) tokens.insert(tokens.end(), seqs[i].ids.begin(), seqs[i].ids.end());
+            else tokens.push_back(0);
+        }
+        const auto done = rig.backend().submit({tokens, slices});
+        ASSERT_TRUE(done) << done.error().message;
+        if (step == 0) continue;
+        ASSERT_NO_FATAL_FAILURE(collect());
+    }
+    ASSERT_NO_FATAL_FAILURE(collect());
+    EXPECT_EQ(rig.backend().host_times().followed, kSteps - 3) << "but for the prompts, the first step behind them, and that of other kernels";
+    for (uint32_t step = 0; step < kSteps; ++step) {
+        std::vector<Part> parts;
+        for (size_t i = 0; i < alone.size(); ++i) parts.push_back({&alone[i], step == 0 ? kLengths[i] : 1});
+        static_cast<void>(other.step(parts));
+        for (size_t i = 0; i < alone.size(); ++i) {
+            SCOPED_TRACE("step " + std::to_string(step) + ", sequence " + std::to_string(i));
+            ASSERT_EQ(other.tokens().at(i).id, emitted[step][i].id);
+            ASSERT_EQ(other.tokens()[i].logprob, emitted[step][i].logprob);
+            ASSERT_EQ(other.tokens()[i].top, emitted[step][i].top);
+            Rig::push(alone[i], emitted[step][i].id);
+        }
+    }
+    EXPECT_EQ(other.backend().host_times().followed, 0u);
     std::filesystem::remove_all(folder);
 }
 

@@ -1,12 +1,13 @@
-// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | stress | parts | joined]...
+// What steps cost the host and the device: steps_bench SHAPE [decode | mixed | prefill | loads | stress | uneven | parts | joined]...
 //   decode   steps of one row a sequence, one queued ahead: the loop's time and the host's, by what it is spent on, where the
 //            host waits in a loop ("spin") and where it sleeps meanwhile, as an engine does ("nap")
 //   mixed    decode rows and prompts in one step
 //   prefill  prompts alone
 //   loads    device memory and time of graphs
 //   stress   for BATON_BENCH_SECONDS (8): deterministic; sequences in random company must get the tokens that they get alone
+//   uneven   decode steps of 16 rows, one of a long context
 //   parts    the device's time of a decode step with all, a quarter and none of the layers
-//   joined   the same of 16 rows, with qkv and attention as one kernel and without
+//   joined   the same of up to 16 rows, with the kernels for 16 rows and without
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -370,16 +371,32 @@ void bench_parts_of(CudaBackend& backend, uint32_t rows, uint32_t context, const
 }
 
 void bench_parts(CudaBackend& backend) {
-    for (const uint32_t rows : {1u, 8u, 16u, 24u, 64u}) bench_parts_of(backend, rows, 1024, "");
+    for (const uint32_t rows : {1u, 2u, 4u, 8u, 16u, 24u, 64u}) bench_parts_of(backend, rows, 1024, "");
 }
 
-/// Steps of 16 rows with qkv and attention as one kernel, and without, in turns; the products beside them are those chosen.
+/// Steps of few rows with the kernels for 16 rows, and without, in turns.
 void bench_joined(CudaBackend& backend) {
     for (int turn = 0; turn < 3; ++turn)
         for (const bool on : {false, true}) {
             if (!backend.force_joined(on)) stop("there is no kernel of qkv and attention for this model");
-            for (const uint32_t context : {128u, 820u, 1024u}) bench_parts_of(backend, 16, context, on ? " joined" : "");
+            for (const uint32_t rows : {4u, 8u, 16u})
+                for (const uint32_t context : {128u, 820u, 1024u}) bench_parts_of(backend, rows, context, on ? " joined" : "");
         }
+}
+
+/// 15 contexts of 800 and one that is long beside them, by the rule that was measured, with the kernels for 16 rows and without.
+void bench_uneven(CudaBackend& backend) {
+    for (const char* name : {"as chosen", "joined", "one by one"}) {
+        if (*name != 'a' && !backend.force_joined(*name == 'j')) stop("there is no kernel of qkv and attention for this model");
+        for (const uint32_t longest : {800u, 2000u, 4000u, 8000u}) {
+            Crowd crowd(backend, 16, 8192);
+            const HostTimes before = backend.host_times();
+            const Result r = run_steps(crowd, 40, false, [&](uint32_t n) {
+                for (uint32_t i = 0; i < 16; ++i) crowd.add(i, 1, (i == 3 ? longest : 800) + n, n == 0 ? 0 : 1);
+            });
+            print_times(("15 of 800, one of " + std::to_string(longest) + " " + name).c_str(), r, before, backend.host_times());
+        }
+    }
 }
 
 int run(int argc, char** argv) {
@@ -405,6 +422,7 @@ int run(int argc, char** argv) {
         else if (std::strcmp(argv[i], "prefill") == 0) bench_prefill(backend);
         else if (std::strcmp(argv[i], "loads") == 0) bench_loads(backend);
         else if (std::strcmp(argv[i], "stress") == 0) bench_stress(backend);
+        else if (std::strcmp(argv[i], "uneven") == 0) bench_uneven(backend);
         else if (std::strcmp(argv[i], "parts") == 0) bench_parts(backend);
         else if (std::strcmp(argv[i], "joined") == 0) bench_joined(backend);
         else stop(std::string("unknown part ") + argv[i]);

@@ -449,7 +449,7 @@ cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {
     const Args args = {part.qkv.w,
                        part.qkv.norm,
                        laid_rows(part.x, kHidden),
-                       laid_rows({attention.out, part.out_for_lanes}, kHeads * kDim),
+                       laid_rows({attention.out, true}, kHeads * kDim),
                        attention.kv.k,
                        attention.kv.v,
                        static_cast<unsigned char*>(part.slots),

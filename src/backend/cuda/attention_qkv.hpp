@@ -16,9 +16,8 @@ struct QkvAttention {
     Matrix qkv;               ///< with a norm, without bias
     Rows x;                   ///< [16, hidden]
     RopeAppend rope;          ///< as DecodeAttention::fused; `qkv` and `q` are not used
-    AttentionArgs attention;  ///< lengths, blocks and slots must have been complete as DecodeAttention::early says
+    AttentionArgs attention;  ///< lengths, blocks and slots must have been complete as DecodeAttention::early says; `out` gets its rows for lanes (Rows)
     void* slots = nullptr;    ///< qkv_attention_slot_bytes of memory, all bits set at first; every launch leaves them so
-    bool out_for_lanes = false;  ///< attention.out gets its rows in lanes' order (Rows)
 };
 
 /// See prepare_at_once.

@@ -1,4 +1,5 @@
 #include "backend/cuda/cuda_backend.hpp"
+#include "backend/cuda/nccl_link.hpp"
 
 #include <sched.h>
 
@@ -54,6 +55,7 @@ Expected<void> CudaBackend::submit(const Batch& batch) {
     if (fault_) return fail(*fault_);
     if (flights_.size() >= kDepth) return fail(ErrorCode::kInvalidArgument, "the oldest step must be collected first");
     note_masked(batch);
+    input_.allow_joined(nccl_links_open() == 0);
     BATON_TRY_ASSIGN(const bool followed, submit_followed(batch));
     if (followed) return {};
     Lap lap;
@@ -128,7 +130,7 @@ Expected<void> CudaBackend::enqueue(const Batch& batch, const Arrangement& step)
 StepShape CudaBackend::shape_of(const Arrangement& step) const {
     StepShape shape = step.shape;
     if (shape.decode_only()) {
-        shape.splits = splits(shape.decode, step.kv_max);
+        if (!shape.joined) shape.splits = splits(shape.decode, step.kv_max);
         set_overlap(shape);
     } else {
         shape.splits = multiprocessors_;  // evenly, however few of the sequences are there

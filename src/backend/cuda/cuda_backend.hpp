@@ -63,6 +63,8 @@ class CudaBackend final : public DeviceBackend {
     Expected<double> time_decode(uint32_t rows, uint32_t context, uint32_t layers);
     /// For tests and benchmarks: whether steps of 16 rows have StepShape::joined, whatever is quicker. False where the model has no such kernel.
     bool force_joined(bool on);
+    /// The same by a rule, from the next step on.
+    bool force_joined(const JoinedRule& rule);
 
   private:
     /// Host memory that progress words lie in.
@@ -93,6 +95,8 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_buffers(const Rope& rope);
     Expected<void> make_pool();
     Expected<void> warm_up();
+    Expected<void> keep_warm(StepShape shape);
+    [[nodiscard]] static StepShape joined_shape();
     Expected<void> make_primer();
     Expected<void> choose_overlap();
     /// Alternatives of a layer's products and of the head, by Linear::choose.
@@ -102,11 +106,11 @@ class CudaBackend final : public DeviceBackend {
     Expected<double> time_either(StepShape& changed);
     Expected<void> choose_mlp(StepShape& shape, double& best, Ways* products);
     Expected<void> adopt(const StepShape& changed, double seconds, StepShape& shape, double& best, Ways* products);
-    Expected<void> choose_joined(StepShape& shape, double& best, Ways& products);
+    Expected<void> choose_joined();
     [[nodiscard]] bool takes_mlp(uint32_t rows, uint32_t mlp) const;
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
-    Expected<void> run_padding(const StepShape& shape, uint32_t context);
+    Expected<void> run_padding(const StepShape& shape, uint32_t context, uint32_t sequences = UINT32_MAX);
     Expected<double> time_step(const StepShape& shape, uint32_t layers);
     [[nodiscard]] uint32_t layers_timed() const;
 
@@ -151,7 +155,6 @@ class CudaBackend final : public DeviceBackend {
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Linear> head_linear_;
     AtOnceLimits mlp_limits_;
-    std::optional<bool> joined_;  ///< see force_joined
     std::unique_ptr<Sampler> sampler_;
     StepInput input_;
     DeviceBuffer rope_, activations_, logits_, kept_, decode_workspace_, mlp_slots_, qkv_slots_, counter_, pool_;
@@ -162,7 +165,13 @@ class CudaBackend final : public DeviceBackend {
     StepShape last_shape_;          ///< of the step launched last
     Graph* last_graph_ = nullptr;   ///< its graph, or null
     std::optional<StepShape> wanted_;  ///< ran by itself and has no graph yet
-    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, kAhead, StepShape::mlp and joined
+    std::map<uint32_t, uint32_t> overlap_;  ///< how the kernels of decode steps overlap, by rows: parts, kAhead and StepShape::mlp
+    /// Steps with StepShape::joined.
+    struct Joined {
+        uint32_t parts = 0;  ///< as those of overlap_
+        JoinedRule rule;
+    };
+    std::optional<Joined> joined_;
     std::vector<SharedWords> words_;
     std::vector<SampleRequest> requests_;
     std::vector<ProgressWord> progress_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -32,10 +33,12 @@ constexpr uint32_t kOneByOne = 10;    // alternatives of a product that are trie
 constexpr uint32_t kBesideMlp = 4;    // and where the feed-forward part is one kernel
 constexpr uint32_t kAhead = 128;        // StepShape::ahead among the parts
 constexpr uint32_t kMlpShift = 8;       // StepShape::mlp
-constexpr uint32_t kJoined = 1u << 16;  // StepShape::joined
+constexpr uint32_t kShortContext = 128;
+constexpr uint32_t kLongContext = 4096;  // against a quarter of it: what a token of context takes
 constexpr const char* kFormat = "baton step overlap 8";
 
 uint32_t mlp_of(uint32_t parts) { return parts >> kMlpShift & 0xff; }
+uint32_t parts_of(const StepShape& shape) { return shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift; }
 
 using TimedEvent = Handle<cudaEvent_t, cudaEventDestroy>;
 
@@ -48,26 +51,47 @@ std::string identity_of(const ModelShape& m, const std::string& device, const st
     return to_hex(sha256(text.str()));
 }
 
-/// Rows and parts, a pair a line; nothing where the file is missing or makes no sense.
-std::map<uint32_t, uint32_t> read_choices(const std::filesystem::path& path) {
+/// What is kept in the file.
+struct Kept {
+    std::map<uint32_t, uint32_t> overlap;  ///< parts by rows
+    uint32_t joined_parts = 0;
+    std::optional<JoinedRule> rule;
+};
+
+/// Rows and parts, a pair a line, behind them what is known of joined steps; nothing where the file is missing or makes no sense.
+Kept read_choices(const std::filesystem::path& path) {
     std::ifstream file(path);
     std::string format;
     if (!std::getline(file, format) || format != kFormat) return {};
-    std::map<uint32_t, uint32_t> choices;
-    for (uint32_t rows = 0, parts = 0; choices.size() < 64 && file >> rows >> parts;)
-        if (rows <= kRowsMax && mlp_of(parts) <= mlp_shapes().size()) choices[rows] = parts;
-    return choices;
+    Kept kept;
+    for (uint32_t rows = 0, parts = 0; kept.overlap.size() < 64 && file >> rows >> parts;)
+        if (rows <= kRowsMax && mlp_of(parts) <= mlp_shapes().size()) kept.overlap[rows] = parts;
+    file.clear();
+    std::string name;
+    uint32_t parts = 0;
+    JoinedRule rule;
+    if (!(file >> name >> parts >> rule.longest_ns >> rule.all_ns) || name != "joined" || mlp_of(parts) > mlp_shapes().size()) return kept;
+    for (float& spare : rule.spare_ns)
+        if (!(file >> spare)) return kept;
+    kept.joined_parts = parts;
+    kept.rule = rule;
+    return kept;
 }
 
 /// A cache that cannot be written is measured anew the next time.
-void write_choices(const std::filesystem::path& path, const std::map<uint32_t, uint32_t>& choices) {
+void write_choices(const std::filesystem::path& path, const Kept& kept) {
     std::error_code failed;
     std::filesystem::create_directories(path.parent_path(), failed);
     const std::filesystem::path work = path.string() + "." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
     {
         std::ofstream file(work);
         file << kFormat << '\n';
-        for (const auto& [rows, parts] : choices) file << rows << ' ' << parts << '\n';
+        for (const auto& [rows, parts] : kept.overlap) file << rows << ' ' << parts << '\n';
+        if (kept.rule) {
+            file << "joined " << kept.joined_parts << ' ' << kept.rule->longest_ns << ' ' << kept.rule->all_ns;
+            for (const float spare : kept.rule->spare_ns) file << ' ' << spare;
+            file << '\n';
+        }
         if (!file.flush()) return;
     }
     std::filesystem::rename(work, path, failed);
@@ -78,7 +102,12 @@ void write_choices(const std::filesystem::path& path, const std::map<uint32_t, u
 Expected<void> CudaBackend::choose_overlap() {
     if (!pdl_ || options_.deterministic) return {};
     const auto start = std::chrono::steady_clock::now();
-    if (!options_.cache_folder.empty()) overlap_ = read_choices(overlap_file());
+    if (!options_.cache_folder.empty()) {
+        Kept kept = read_choices(overlap_file());
+        overlap_ = std::move(kept.overlap);
+        const uint32_t mlp = mlp_of(kept.joined_parts);
+        if (kept.rule && qkv_slots_.size() != 0 && (mlp == 0 || takes_mlp(kQkvAttentionRows, mlp))) joined_ = {kept.joined_parts, *kept.rule};
+    }
     std::erase_if(overlap_, [&](const auto& kept) { return mlp_of(kept.second) != 0 && !takes_mlp(kept.first, mlp_of(kept.second)); });
     bool measured = false;
     std::vector<uint32_t> sizes = batch_buckets(options_.max_batch_slices);
@@ -109,19 +138,21 @@ Expected<void> CudaBackend::choose_overlap() {
         if (best * kLayersPart < (rows == kRowsMax ? kShortMost : kShort)) {
             Ways ways = {};
             const bool own = std::has_single_bit(rows);
-            if (own) {
-                BATON_TRY(choose_products(shape, best, ways));
-                BATON_TRY(choose_joined(shape, best, ways));
-            }
-            if (!shape.joined) BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
+            if (own) BATON_TRY(choose_products(shape, best, ways));
+            BATON_TRY(choose_mlp(shape, best, own ? &ways : nullptr));
         }
-        overlap_[rows] = shape.plain | (shape.ahead ? kAhead : 0) | shape.mlp << kMlpShift | (shape.joined ? kJoined : 0);
+        overlap_[rows] = parts_of(shape);
         measured = true;
     }
+    if (!joined_ && qkv_slots_.size() != 0) {
+        BATON_TRY(choose_joined());
+        measured = true;
+    }
+    if (joined_) input_.set_joined(joined_->rule);
     if (measured && !options_.cache_folder.empty()) {
         BATON_TRY(linear_->keep());
         BATON_TRY(head_linear_->keep());
-        write_choices(overlap_file(), overlap_);
+        write_choices(overlap_file(), {overlap_, joined_ ? joined_->parts : 0, joined_ ? std::optional(joined_->rule) : std::nullopt});
     }
     overlap_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {};
@@ -146,7 +177,6 @@ void CudaBackend::use_products(uint32_t rows, const Ways& ways) {
 /// Tries, in the step, the kernels that alone were nearly as quick as the quickest: first one kernel for all products of a layer, which
 /// can be quicker than the quickest of each, asking for weights early or late, then product by product. `chosen` is what takes `best` seconds.
 Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best, Ways& chosen) {
-    const size_t first = shape.joined ? 2 : 0;  // of the layer's products
     const size_t of_layer = shape.mlp != 0 ? 2 : 4;
     const Weights::Layer& layer = weights_.layers.front();
     const std::array<std::pair<Linear*, const Matrix*>, std::tuple_size_v<Ways>> products = {{{linear_.get(), &layer.qkv},
@@ -165,13 +195,13 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best
         return {};
     };
     std::vector<Ways> alike;
-    for (uint32_t i = 0; i < most(first) && shape.mlp == 0; ++i)
+    for (uint32_t i = 0; i < most(0) && shape.mlp == 0; ++i)
         for (const uint32_t late : kLate) {  // by product
             Ways ways = chosen;
             bool found = true;
-            for (size_t p = first; p < of_layer && found; ++p) {
+            for (size_t p = 0; p < of_layer && found; ++p) {
                 const auto fits = [&](uint32_t w) {
-                    return family(p, w) == family(first, i) && products[p].first->late(*products[p].second, shape.rows, w) == ((late >> p & 1) != 0);
+                    return family(p, w) == family(0, i) && products[p].first->late(*products[p].second, shape.rows, w) == ((late >> p & 1) != 0);
                 };
                 ways[p] = 0;
                 while (ways[p] < most(p) && !fits(ways[p])) ++ways[p];
@@ -180,7 +210,7 @@ Expected<void> CudaBackend::choose_products(const StepShape& shape, double& best
             if (found && ways != chosen && std::find(alike.begin(), alike.end(), ways) == alike.end()) alike.push_back(ways);
         }
     for (const Ways& ways : alike) BATON_TRY(try_ways(ways));
-    for (size_t p = first; p < (shape.mlp == 0 ? products.size() : of_layer); ++p) {
+    for (size_t p = 0; p < (shape.mlp == 0 ? products.size() : of_layer); ++p) {
         const Ways start = chosen;
         for (uint32_t i = 0; i < std::min(most(p), shape.mlp == 0 ? kOneByOne : kBesideMlp); ++i) {
             Ways ways = chosen;
@@ -248,39 +278,82 @@ Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* pro
     return whole.mlp == 0 ? Expected<void>{} : adopt(whole, seconds, shape, best, products);
 }
 
-/// Tries qkv and attention as one kernel, and the product behind it, with the feed-forward part as one and without.
-Expected<void> CudaBackend::choose_joined(StepShape& shape, double& best, Ways& products) {
-    if (qkv_slots_.size() == 0 || shape.rows != kQkvAttentionRows) return {};
-    StepShape whole = shape;
-    double seconds = 0;
+StepShape CudaBackend::joined_shape() {
+    StepShape shape;
+    shape.rows = shape.decode = shape.logits = kQkvAttentionRows;
+    shape.joined = true;
+    return shape;
+}
+
+/// Looks what steps with StepShape::joined take, with the feed-forward part as one kernel or two, and how much less that is than what other
+/// steps of as many sequences do.
+Expected<void> CudaBackend::choose_joined() {
+    const uint32_t longer = std::min(kLongContext, positions_max_), quarter = longer / 4, shorter = std::min(kShortContext, quarter);
+    if (shorter == 0) return {};
+    StepShape shape = joined_shape();
+    double best = 0;
+    BATON_TRY(run_padding(shape, quarter));
     for (uint32_t mlp = 0; mlp <= mlp_shapes().size(); ++mlp) {
         if (mlp != 0 && !takes_mlp(shape.rows, mlp)) continue;
-        StepShape changed = shape;
-        changed.joined = true;
+        StepShape changed = joined_shape();
         changed.mlp = mlp;
-        BATON_TRY_ASSIGN(const double now, time_either(changed));
-        if (whole.joined && now > seconds) continue;
-        seconds = now;
-        whole = changed;
+        BATON_TRY_ASSIGN(const double seconds, time_either(changed));
+        if (best != 0 && seconds > best) continue;
+        best = seconds;
+        shape = changed;
     }
-    return adopt(whole, seconds, shape, best, &products);
+    Joined joined;
+    joined.parts = parts_of(shape);
+    const auto layer_ns = [&](const StepShape& of, uint32_t context, uint32_t sequences) -> Expected<double> {
+        BATON_TRY(run_padding(of, context, sequences));
+        BATON_TRY_ASSIGN(const double seconds, time_step(of, layers_timed()));
+        return seconds * 1e9 / layers_timed();
+    };
+    std::array<double, JoinedRule::kSizes> at_short = {};
+    for (uint32_t i = 0; i < at_short.size(); ++i) {
+        BATON_TRY_ASSIGN(at_short[i], layer_ns(shape, shorter, 1u << i));
+    }
+    const auto token_ns = [&](uint32_t sequences) -> Expected<float> {
+        BATON_TRY_ASSIGN(const double few, layer_ns(shape, quarter, sequences));
+        BATON_TRY_ASSIGN(const double many, layer_ns(shape, longer, sequences));
+        return static_cast<float>(std::max(0.0, (many - few) / (longer - quarter) / sequences));
+    };
+    JoinedRule& rule = joined.rule;
+    BATON_TRY_ASSIGN(rule.longest_ns, token_ns(1));
+    BATON_TRY_ASSIGN(rule.all_ns, token_ns(kQkvAttentionRows));
+    for (uint32_t i = 0; i < at_short.size(); ++i) {
+        StepShape own;
+        own.rows = own.decode = own.logits = 1u << i;
+        own.splits = splits(own.decode, shorter);
+        set_overlap(own);
+        BATON_TRY_ASSIGN(const double seconds, layer_ns(own, shorter, own.rows));
+        const double waits = std::max(0.0, shorter * (double{rule.longest_ns} - double{rule.all_ns} * own.rows));
+        rule.spare_ns[i] = static_cast<float>(seconds - at_short[i] + waits);
+    }
+    joined_ = joined;
+    return {};
 }
 
 void CudaBackend::set_overlap(StepShape& shape) const {
     const auto chosen = overlap_.find(shape.rows);
-    if (chosen == overlap_.end()) return;
-    shape.plain = chosen->second & (kAhead - 1);
-    shape.ahead = (chosen->second & kAhead) != 0;
-    // Blocks that must all run at once would wait for kernels that wait for another GPU.
-    const bool alone = nccl_links_open() == 0;
-    shape.mlp = alone ? mlp_of(chosen->second) : 0;
-    shape.joined = alone && qkv_slots_.size() != 0 && shape.rows == kQkvAttentionRows && joined_.value_or((chosen->second & kJoined) != 0);
+    if (!shape.joined && chosen == overlap_.end()) return;
+    const uint32_t parts = shape.joined ? joined_->parts : chosen->second;
+    shape.plain = parts & (kAhead - 1);
+    shape.ahead = (parts & kAhead) != 0;
+    // Blocks that must all run at once would wait for kernels that wait for another GPU; StepInput asks the same for joined steps.
+    shape.mlp = shape.joined || nccl_links_open() == 0 ? mlp_of(parts) : 0;
 }
 
 bool CudaBackend::force_joined(bool on) {
-    joined_ = on;
-    overlap_.try_emplace(kQkvAttentionRows, 0);
-    return qkv_slots_.size() != 0;
+    JoinedRule rule;
+    rule.spare_ns.fill(on ? 1.0f : 0.0f);
+    return force_joined(rule);
+}
+bool CudaBackend::force_joined(const JoinedRule& rule) {
+    if (!joined_) return false;
+    joined_->rule = rule;
+    input_.set_joined(rule);
+    return true;
 }
 
 /// Enough to choose by: a graph of all layers takes as much longer to make as to run.
@@ -291,10 +364,14 @@ uint32_t CudaBackend::layers_timed() const {
 
 Expected<double> CudaBackend::time_decode(uint32_t rows, uint32_t context, uint32_t layers) {
     StepShape shape;
-    shape.rows = shape.decode = shape.logits = rows;
-    shape.splits = splits(rows, context);
+    if (joined_ && joined_->rule.good(rows, context, uint64_t{rows} * context)) {
+        shape = joined_shape();
+    } else {
+        shape.rows = shape.decode = shape.logits = rows;
+        shape.splits = splits(rows, context);
+    }
     set_overlap(shape);
-    BATON_TRY(run_padding(shape, context));
+    BATON_TRY(run_padding(shape, context, rows));
     return time_step(shape, layers);
 }
 

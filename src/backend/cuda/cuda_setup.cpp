@@ -317,8 +317,8 @@ Expected<void> CudaBackend::make_pool() {
 }
 
 /// Runs a step of padding, which loads its kernels, and waits for it.
-Expected<void> CudaBackend::run_padding(const StepShape& shape, uint32_t context) {
-    input_.fill_padding(shape, context);
+Expected<void> CudaBackend::run_padding(const StepShape& shape, uint32_t context, uint32_t sequences) {
+    input_.fill_padding(shape, context, sequences);
     for (uint32_t step = 0; step < kDepth; ++step) BATON_TRY(sampler_->describe(stream_.get(), step, {}));
     BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step of padding");
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "a step of padding");
@@ -344,7 +344,20 @@ Expected<void> CudaBackend::make_primer() {
     return {};
 }
 
-/// Runs padding through every bucket and captures its graphs.
+/// Runs padding through a shape and captures its graphs.
+Expected<void> CudaBackend::keep_warm(StepShape shape) {
+    if (graphs_.contains(shape)) return {};
+    BATON_TRY(run_padding(shape, 0));
+    for (const bool whole : {true, false}) {
+        if (!whole && shape.rows > kRowsSampledOnce) continue;
+        shape.whole = whole;
+        BATON_TRY(keep_graph(shape));
+        graphs_.at(shape).kept = true;
+    }
+    return {};
+}
+
+/// Every bucket.
 Expected<void> CudaBackend::warm_up() {
     const auto start = std::chrono::steady_clock::now();
     BATON_TRY(make_primer());
@@ -356,15 +369,13 @@ Expected<void> CudaBackend::warm_up() {
             shape.prefill_rows_max = options_.deterministic ? 1 : 0;
             shape.splits = splits(shape.decode, std::min(context, positions_max_));
             if (shape.decode > 0) set_overlap(shape);
-            if (graphs_.contains(shape)) continue;
-            BATON_TRY(run_padding(shape, 0));
-            for (const bool whole : {true, false}) {
-                if (!whole && bucket > kRowsSampledOnce) continue;
-                shape.whole = whole;
-                BATON_TRY(keep_graph(shape));
-                graphs_.at(shape).kept = true;
-            }
+            BATON_TRY(keep_warm(shape));
         }
+    }
+    if (joined_) {
+        StepShape shape = joined_shape();
+        set_overlap(shape);
+        BATON_TRY(keep_warm(shape));
     }
     BATON_CUDA_TRY(cudaMemsetAsync(counter_.data(), 0, counter_.size(), stream_.get()), "the number of a step");
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "warming up");

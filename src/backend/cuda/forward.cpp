@@ -54,17 +54,18 @@ class Pass {
         // Kernels read the input before they wait for the one ahead: none may start before the first has ended.
         const Launch launch = layer == 0 ? Launch{launch_.stream, false} : of(Part::kQkv);
         if (shape_.joined) {
-            BATON_LAUNCH(qkv_attention(launch, joined_of(layer, !last_rows)));
-        } else {
-            BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
-            if (!fused()) {
-                BATON_LAUNCH(rope_append(of(Part::kAttention), rope_of(layer)));
-                if (last_rows && shape_.logits == 0) return report(layer + 1);
-            }
-            BATON_LAUNCH(run_attention(layer, last_rows));
+            BATON_LAUNCH(qkv_attention(launch, joined_of(layer)));
+            BATON_LAUNCH(run_joined_rest(layer));
+            return report(layer + 1);
         }
+        BATON_LAUNCH(s_.linear->run(launch, qkv, s_.hidden, shape_.rows, s_.qkv));
+        if (!fused()) {
+            BATON_LAUNCH(rope_append(of(Part::kAttention), rope_of(layer)));
+            if (last_rows && shape_.logits == 0) return report(layer + 1);
+        }
+        BATON_LAUNCH(run_attention(layer, last_rows));
         if (!last_rows) {
-            BATON_LAUNCH(shape_.joined ? run_joined_rest(layer) : run_rest(w, s_.attention, shape_.rows, s_.hidden));
+            BATON_LAUNCH(run_rest(w, s_.attention, shape_.rows, s_.hidden));
             return report(layer + 1);
         }
         BATON_LAUNCH(report(layer + 1));
@@ -94,10 +95,9 @@ class Pass {
     }
     /// Room for the residual stream of 16 rows in lanes' order: QkvAttention leaves no rows of qkv.
     [[nodiscard]] Rows for_lanes() const { return {s_.qkv, true}; }
-    /// Where the residual stream lies as a layer begins, or behind the last. Where rows are gathered from it, and at the ends, it is in order.
+    /// Where a joined step's residual stream lies as a layer begins, or behind the last.
     [[nodiscard]] Rows stream(uint32_t layer) const {
-        const uint32_t in_order = s_.model.layers - (cut() ? 1 : 0);
-        return shape_.joined && shape_.mlp != 0 && layer > 0 && layer < in_order ? for_lanes() : Rows{s_.hidden};
+        return shape_.mlp != 0 && layer > 0 && layer < s_.model.layers ? for_lanes() : Rows{s_.hidden};
     }
 
     /// Whether rows are computed that no logits come from.
@@ -162,14 +162,13 @@ class Pass {
         return decode;
     }
 
-    [[nodiscard]] QkvAttention joined_of(uint32_t layer, bool out_for_lanes) const {
+    [[nodiscard]] QkvAttention joined_of(uint32_t layer) const {
         QkvAttention joined;
         joined.qkv = s_.weights->layers[layer].qkv;
         joined.x = stream(layer);
         joined.rope = rope_of(layer);
         joined.attention = decode_of(layer, nullptr).base;
         joined.slots = s_.qkv_slots;
-        joined.out_for_lanes = out_for_lanes;
         return joined;
     }
 

@@ -32,7 +32,7 @@ struct StepShape {
     uint32_t words = 0;             ///< progress words, stored to every few layers
     uint32_t plain = 0;             ///< parts whose kernels start only when the one ahead has ended (Launch::pdl off)
     uint32_t mlp = 0;               ///< the feed-forward part is one kernel, of form mlp - 1 (mlp_shapes); 0: two products
-    bool joined = false;            ///< qkv and attention of a layer are one kernel (QkvAttention), with AttentionOut behind it
+    bool joined = false;            ///< qkv and attention of a layer are one kernel (QkvAttention), with AttentionOut behind it: one_each, 16 rows
     bool ahead = false;             ///< weights that follow attention are brought into L2 before it (Matrix::ahead)
     [[nodiscard]] uint32_t sequences() const { return decode + prefill; }
     /// Row i is that of decode sequence i.

@@ -1,6 +1,7 @@
 #include "backend/cuda/step_input.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 
@@ -56,6 +57,12 @@ uint32_t up(const std::vector<uint32_t>& buckets, uint32_t n) { return *std::low
 
 std::vector<uint32_t> batch_buckets(uint32_t slices_max) {
     return up_to({1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768}, slices_max);
+}
+
+bool JoinedRule::good(uint32_t sequences, uint32_t longest, uint64_t all) const {
+    if (sequences == 0 || sequences > kQkvAttentionRows) return false;
+    const float shared = static_cast<float>(all) * all_ns;
+    return std::max(static_cast<float>(longest) * longest_ns - shared, 0.0f) < spare_ns[std::bit_width(sequences - 1)];
 }
 
 size_t StepInput::bytes(const StepLimits& limits) {
@@ -157,6 +164,7 @@ const Arrangement& StepInput::arrange(const Batch& batch) {
     a.order.clear();
     a.shape = {};
     a.decode = a.kv_max = 0;
+    a.kv_all = 0;
     first_row_.clear();
     uint32_t row = 0, longest = 0;
     for (uint32_t i = 0; i < batch.slices.size(); ++i) {
@@ -170,6 +178,7 @@ const Arrangement& StepInput::arrange(const Batch& batch) {
         a.order.push_back(i);
         ++a.decode;
         a.kv_max = std::max(a.kv_max, s.position + 1);
+        a.kv_all += s.position + 1;
     }
     if (a.order.size() < batch.slices.size())
         for (uint32_t i = 0; i < batch.slices.size(); ++i)
@@ -186,7 +195,8 @@ void StepInput::pad_shape(const Batch& batch) {
     const auto slices = static_cast<uint32_t>(batch.slices.size());
     const uint32_t prompts = slices - arrangement_.decode;
     if (shape.words == 0 && shape.logits == shape.rows && shape.rows == slices) {  // one row a sequence, all of them sampled
-        shape.rows = shape.logits = up(decode_buckets_, slices);
+        shape.joined = !limits_.deterministic && joins(slices, arrangement_.kv_max, arrangement_.kv_all);
+        shape.rows = shape.logits = shape.joined ? kQkvAttentionRows : up(decode_buckets_, slices);
         (limits_.deterministic ? shape.prefill : shape.decode) = shape.rows;
         return;
     }
@@ -294,6 +304,8 @@ void StepInput::fill(uint32_t step, const Batch& batch, const Arrangement& arran
 
 bool StepInput::follows(const Batch& batch) {
     if (rows_.empty() || batch.slices.size() != rows_.size() || batch.tokens.size() != rows_.size()) return false;
+    const Arrangement& a = arrangement_;
+    if (a.decode != 0 && joins(a.decode, a.kv_max + 1, a.kv_all + a.decode) != a.shape.joined) return false;
     const uint32_t bt = limits_.block_tokens;
     for (size_t i = 0; i < rows_.size(); ++i) {
         const Slice& s = batch.slices[i];
@@ -315,6 +327,7 @@ const Arrangement& StepInput::follow(uint32_t step, const Batch& batch) {
     for (uint32_t i = 0; i < rows_.size(); ++i)
         if (++rows_[i].position % limits_.block_tokens == 0) patch_table(table + i, batch.slices[i]);
     ++arrangement_.kv_max;
+    arrangement_.kv_all += arrangement_.decode;
     finish(step, static_cast<uint32_t>(rows_.size()));
     return arrangement_;
 }
@@ -338,7 +351,7 @@ void StepInput::pad(const StepShape& shape, uint32_t rows, uint32_t decode, uint
     }
 }
 
-void StepInput::fill_padding(const StepShape& shape, uint32_t context) {
+void StepInput::fill_padding(const StepShape& shape, uint32_t context, uint32_t sequences) {
     const ArrayOffsets at = array_offsets(shape);
     const uint32_t used = blocks_of(context, limits_.block_tokens);
     for (uint32_t step = 0; step < 2; ++step) {
@@ -347,7 +360,7 @@ void StepInput::fill_padding(const StepShape& shape, uint32_t context) {
         pad(shape, 0, 0, 0, out);
         for (uint32_t i = 0; i < shape.logits && shape.gather; ++i) out[at.logit_rows + i] = 0;
         for (uint32_t i = 0; i < shape.words; ++i) reinterpret_cast<ProgressWord*>(out + at.words)[i] = {nullptr, 0};
-        for (uint32_t s = 0; s < shape.decode && context > 0; ++s) {
+        for (uint32_t s = 0; s < std::min(shape.decode, sequences) && context > 0; ++s) {
             out[at.kv_len + s] = static_cast<int32_t>(context);
             out[at.positions + s] = static_cast<int32_t>(context - 1);
             owners_[s] = {};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -11,6 +12,16 @@ namespace baton::backend::cuda {
 
 /// The batch sizes that graphs are captured for: a step of fewer sequences is padded to the next. The last is `slices_max`.
 [[nodiscard]] std::vector<uint32_t> batch_buckets(uint32_t slices_max);
+
+/// When steps of one row a sequence take the kernels for 16 rows (StepShape::joined), padded to so many: measured at load. There one multiprocessor
+/// reads a context for each key head, so that a context that is long beside the others takes longer than where all of them share it.
+struct JoinedRule {
+    static constexpr uint32_t kSizes = 5;    ///< up to 1, 2, 4, 8 and 16 sequences
+    float longest_ns = 0;                    ///< of a layer, for a token of the longest context,
+    float all_ns = 0;                        ///< and for one of all contexts, the quicker
+    std::array<float, kSizes> spare_ns = {}; ///< what a layer takes less than with kernels for so many rows, contexts aside
+    [[nodiscard]] bool good(uint32_t sequences, uint32_t longest, uint64_t all) const;
+};
 
 struct StepLimits {
     uint32_t tokens_max = 0;  ///< of a batch
@@ -28,7 +39,8 @@ struct Arrangement {
     std::vector<uint32_t> order;  ///< slices, those for decode attention first
     StepShape shape;              ///< splits not filled in
     uint32_t decode = 0;          ///< slices that decode attention takes
-    uint32_t kv_max = 0;          ///< longest context of the decode rows
+    uint32_t kv_max = 0;          ///< longest context of the decode rows,
+    uint64_t kv_all = 0;          ///< and all of them
 };
 
 /// The input of steps: arrays and changes of the block tables in page-locked memory, two in turn, and where they go on the
@@ -39,6 +51,10 @@ class StepInput {
 
     /// Checks a batch before anything is touched. kInvalidArgument with the slice and what is wrong with it.
     [[nodiscard]] Expected<void> check(const Batch& batch);
+    /// Which steps have StepShape::joined; none at first.
+    void set_joined(const JoinedRule& rule) { joined_ = rule; }
+    /// Whether any may, from now on: nothing else may keep the GPU's blocks waiting.
+    void allow_joined(bool allowed) { joined_allowed_ = allowed; }
     /// Decides how the batch is run; the reference is good until the next call.
     const Arrangement& arrange(const Batch& batch);
     /// Writes the input of step `step`, whose memory step - 2 must have left. `words` are those of the slices that have some,
@@ -50,8 +66,8 @@ class StepInput {
     /// Writes the input of step `step`, whose batch follows the one of the step before: what changes in the block tables.
     const Arrangement& follow(uint32_t step, const Batch& batch);
     /// As `fill` for steps of padding alone, of even and odd number: rows that are computed and written nowhere. With `context`
-    /// the decode rows read as many positions of blocks spread over the pool, as sequences would.
-    void fill_padding(const StepShape& shape, uint32_t context = 0);
+    /// the first `sequences` decode rows read as many positions of blocks spread over the pool, as sequences would.
+    void fill_padding(const StepShape& shape, uint32_t context, uint32_t sequences);
 
     /// What a step's first kernel needs to know of the input.
     void describe(StepBegin& begin) const;
@@ -66,6 +82,7 @@ class StepInput {
     [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index, uint64_t rows_before) const;
     [[nodiscard]] Expected<void> check_writers(const Batch& batch);
     void pad_shape(const Batch& batch);
+    [[nodiscard]] bool joins(uint32_t sequences, uint32_t longest, uint64_t all) const { return joined_allowed_ && joined_.good(sequences, longest, all); }
     void fill_slice(const Slice& slice, const TokenId* tokens, const ArrayOffsets& at, uint32_t row, int32_t* out) const;
     void patch_table(uint32_t row, const Slice& slice);
     [[nodiscard]] uint32_t blocks_known(const Slice& slice) const;
@@ -89,6 +106,8 @@ class StepInput {
     std::vector<uint32_t> prompt_buckets_;   ///< sequences with prompts
     std::vector<uint32_t> logits_buckets_;
     std::vector<uint32_t> first_row_;  ///< of each slice in Batch::tokens
+    JoinedRule joined_;
+    bool joined_allowed_ = true;
     Arrangement arrangement_;
     /// Who has a row of the table. A state row's users are counted, so that two sequences that had it are told apart.
     struct Owner {
