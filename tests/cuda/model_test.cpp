@@ -128,10 +128,13 @@ TEST(Joined, AgreesWithItsKernelsOneByOne) {
             for (const bool joined : {false, true, true}) {
                 rigs.push_back(std::make_unique<Rig>(plan, options));
                 ASSERT_TRUE(*rigs.back());
-                if (!rigs.back()->backend().force_joined(joined)) GTEST_SKIP() << "this GPU does not run it so";
+                JoinedRule rule;
+                rule.own_ns.fill(joined ? 1.0f : -2.0f);
+                rule.parts_ns.fill(-1);  // contexts of few sequences are dealt out
+                if (!rigs.back()->backend().force_joined(rule)) GTEST_SKIP() << "this GPU does not run it so";
             }
             const std::vector<uint32_t> lengths = {1, 2, 14, 15, 16, 17, 31, 63, 64, 113, 127, 128, 129, 500, 300, reduced ? 140u : 4200u};
-            for (const size_t count : {size_t{16}, size_t{9}, size_t{3}}) {  // the last longer than what lanes remember of a block table
+            for (const size_t count : {size_t{16}, size_t{9}, size_t{7}, size_t{3}, size_t{2}, size_t{1}}) {  // the last longer than what lanes remember of a block table
                 std::vector<std::vector<Seq>> seqs(rigs.size());
                 Rng rng(15);
                 for (size_t i = 0; i < count; ++i) {
@@ -170,30 +173,38 @@ TEST(Joined, AgreesWithItsKernelsOneByOne) {
     std::filesystem::remove_all(folder);
 }
 
-/// Long contexts beside short ones take the kernels one by one, and no other contexts do that even ones do not. Needs no GPU.
+/// Long contexts beside short ones take the kernels one by one, contexts of few sequences are dealt out where they are long. Needs no GPU.
 TEST(Joined, ItsRuleWeighsTheLongestContext) {
     JoinedRule rule;  // about as measured
     rule.longest_ns = 6.4f;
-    rule.all_ns = 0.93f;
-    rule.spare_ns = {-300, 4200, 5200, 4600, 6000};
-    EXPECT_FALSE(JoinedRule().good(16, 1, 16)) << "nothing was measured";
-    EXPECT_FALSE(rule.good(1, 100, 100));
-    EXPECT_FALSE(rule.good(0, 0, 0));
-    EXPECT_FALSE(rule.good(17, 100, 1700));
+    rule.all_ns = 0.92f;
+    rule.parts_ns = {2500, 2200, 2100, 1500, 0};
+    rule.own_ns = {-400, 3400, 5700, 3700, 4000};
+    EXPECT_EQ(JoinedRule().splits(16, 1, 16), 0u) << "nothing was measured";
+    EXPECT_EQ(rule.splits(1, 100, 100), 0u);
+    EXPECT_EQ(rule.splits(0, 0, 0), 0u);
+    EXPECT_EQ(rule.splits(17, 100, 1700), 0u);
     Rng rng(5);
     for (int i = 0; i < 2000; ++i) {
         const auto n = static_cast<uint32_t>(1 + rng.below(16));
         const auto each = static_cast<uint32_t>(1 + rng.below(30000));
-        for (const uint32_t even : {8u, 16u}) EXPECT_TRUE(rule.good(even, each, uint64_t{each} * even)) << even << " even contexts of " << each;
+        for (const uint32_t even : {2u, 4u, 8u, 16u}) EXPECT_NE(rule.splits(even, each, uint64_t{each} * even), 0u) << even << " even contexts of " << each;
         const uint64_t all = each + uint64_t{n - 1} * (1 + rng.below(each));
-        if (rule.good(n, each, all)) {
-            EXPECT_TRUE(rule.good(n, each / 2 + 1, all)) << "a shorter longest context";
-            EXPECT_TRUE(rule.good(n, each, all + 1000)) << "longer others";
-        }
+        const uint32_t splits = rule.splits(n, each, all);
+        EXPECT_TRUE(splits <= 1 || splits == JoinedRule::splits_of(n));
+        if (splits == 0) continue;
+        EXPECT_NE(rule.splits(n, each / 2 + 1, all), 0u) << "a shorter longest context";
+        EXPECT_NE(rule.splits(n, each, all + 1000), 0u) << "longer others";
     }
-    EXPECT_TRUE(rule.good(16, 1112, 13000));
-    EXPECT_FALSE(rule.good(16, 8192, 8192 + 15 * 800));
-    EXPECT_FALSE(rule.good(4, 4096, 4 * 4096));
+    EXPECT_EQ(rule.splits(16, 1112, 13000), 1u);
+    EXPECT_EQ(rule.splits(16, 2000, 2000 + 15 * 800), 1u);
+    EXPECT_EQ(rule.splits(16, 4000, 4000 + 15 * 800), 0u);
+    EXPECT_EQ(rule.splits(8, 200, 1600), 1u);
+    EXPECT_EQ(rule.splits(8, 4096, 8 * 4096), 2u);
+    EXPECT_EQ(rule.splits(3, 4096, 3 * 4096), 4u);
+    EXPECT_EQ(rule.splits(4, 60000, 60000 + 3 * 100), 0u);
+    EXPECT_EQ(JoinedRule::splits_of(1), 16u);
+    EXPECT_EQ(JoinedRule::splits_of(9), 1u);
 }
 
 /// Contexts grow until other kernels are quicker, while steps follow one another: the tokens and logprobs, bit for bit, of steps of which
@@ -204,18 +215,20 @@ TEST(Joined, FollowingStepsChangeKernelsAsContextsGrow) {
     const Plan plan = plan_of({"joined", {3, 1024, 16, 8, 128, 768, 264, 8192}, false, true});
     CudaOptions options = small_options();
     options.cache_folder = folder.string();  // both take the same kernels
-    JoinedRule rule;
+    JoinedRule rule;  // whole contexts, then in two parts each, then with other kernels: as the longest is 300 and 700 tokens long
     rule.longest_ns = 1;
-    rule.spare_ns.fill(100);  // while the longest context is shorter
-    constexpr uint32_t kLengths[] = {60, 75, 80, 33, 70};
-    constexpr uint32_t kSteps = 40;
+    rule.parts_ns.fill(44);
+    rule.own_ns.fill(138);
+    constexpr uint32_t kLengths[] = {280, 275, 286, 33, 70};
+    constexpr uint32_t kSteps = 430;
     const auto start = [&](Rig& rig) {
         Rng rng(33);
         std::vector<Seq> seqs;
         for (const uint32_t n : kLengths) {
-            seqs.push_back(rig.add(random_ids(rng, n, rig.vocab()), 160));
+            seqs.push_back(rig.add(random_ids(rng, n, rig.vocab()), n + kSteps + 1));
             seqs.back().wire.sampling.top_logprobs = 2;
         }
+        for (Seq& s : seqs) static_cast<void>(rig.step({{&s, static_cast<uint32_t>(s.ids.size()) - 1, false}}));
         return seqs;
     };
     Rig rig(plan, options), other(plan, options);
@@ -236,15 +249,14 @@ TEST(Joined, FollowingStepsChangeKernelsAsContextsGrow) {
         std::vector<TokenId> tokens;
         for (size_t i = 0; i < seqs.size(); ++i) {
             Slice& slice = slices.emplace_back();
-            slice.tokens = step == 0 ? kLengths[i] : 1;
-            slice.position = step == 0 ? 0 : kLengths[i] + step - 1;
+            slice.tokens = 1;
+            slice.position = kLengths[i] + step - 1;
             slice.blocks = seqs[i].blocks;
             slice.logits = true;
             slice.sequence = &seqs[i].wire;
             slice.state = seqs[i].state;
             slice.pending = step == 0 ? 0 : 1;
-            if (step == 0) tokens.insert(tokens.end(), seqs[i].ids.begin(), seqs[i].ids.end());
-            else tokens.push_back(0);
+            tokens.push_back(step == 0 ? seqs[i].ids.back() : 0);
         }
         const auto done = rig.backend().submit({tokens, slices});
         ASSERT_TRUE(done) << done.error().message;
@@ -252,10 +264,10 @@ TEST(Joined, FollowingStepsChangeKernelsAsContextsGrow) {
         ASSERT_NO_FATAL_FAILURE(collect());
     }
     ASSERT_NO_FATAL_FAILURE(collect());
-    EXPECT_EQ(rig.backend().host_times().followed, kSteps - 3) << "but for the prompts, the first step behind them, and that of other kernels";
+    EXPECT_EQ(rig.backend().host_times().followed, kSteps - 3) << "but for the first step behind the prompts, and those where kernels change";
     for (uint32_t step = 0; step < kSteps; ++step) {
         std::vector<Part> parts;
-        for (size_t i = 0; i < alone.size(); ++i) parts.push_back({&alone[i], step == 0 ? kLengths[i] : 1});
+        for (size_t i = 0; i < alone.size(); ++i) parts.push_back({&alone[i], 1});
         static_cast<void>(other.step(parts));
         for (size_t i = 0; i < alone.size(); ++i) {
             SCOPED_TRACE("step " + std::to_string(step) + ", sequence " + std::to_string(i));

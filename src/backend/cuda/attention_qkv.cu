@@ -1,5 +1,5 @@
 // Decode attention of 16 rows together with the product ahead of it, for the layers of Qwen3-0.6B: a block has a share of the columns of
-// qkv and one sequence and kv head. Its weights and the first of its KV are on their way before the rows of x are there, and between product
+// qkv and of one sequence and kv head the context, or a part of it. Its weights and the first of its KV are on their way before the rows of x are there, and between product
 // and attention lies no more than the way of a number through L2 (slots.cuh). All blocks must run at once.
 #include <array>
 
@@ -31,6 +31,8 @@ constexpr uint32_t kColumns = kQkv / kBlocks;  // of a block
 constexpr uint32_t kUnit = 32;                 // elements of k that four lanes read at once
 constexpr uint32_t kUnits = kHidden / kUnit / kWarps;
 static_assert(kRows * kKvHeads == kBlocks && kColumns == 32 && kUnits == 4);
+[[maybe_unused]] constexpr uint32_t kSplitsLog2Max = 4;
+constexpr uint32_t kResultThreads = kGroup * kDim / 2;  // two elements each
 
 // Shared memory: weights, and then the warps' sums; KV.
 [[maybe_unused]] constexpr uint32_t kWeightsAt = 0;
@@ -39,6 +41,7 @@ constexpr uint32_t kPart = 16 * kDim * 2;  // K, or V, of 16 tokens
 constexpr uint32_t kParts = 4;             // of a warp,
 [[maybe_unused]] constexpr int kPartsFirst = 2;  // of which so many are asked for before qkv's numbers have come
 static_assert(kParts % 2 == 0, "V lies behind its K");
+static_assert(kQkvAttentionAhead == kParts / 2 * 16 * kWarps);
 constexpr uint32_t kQueriesAt = kRingAt + kWarps * kParts * kPart;
 constexpr uint32_t kNewAt = kQueriesAt + kGroup * kDim * 2;  // k, then v, of the new token
 constexpr uint32_t kMarksAt = kNewAt + 2 * kDim * 2;
@@ -52,7 +55,9 @@ struct Args {
     LaidRows out;
     void* k;
     void* v;
-    unsigned char* slots;  // [rows, columns of qkv]
+    unsigned char* slots;  // [rows, columns of qkv]: of a sequence as many as it has parts
+    unsigned char* partial;  // [blocks, threads of a result] of two elements, their sum and its top
+    uint32_t splits_log2;
     const float* q_norm;
     const float* k_norm;
     const int32_t* kv_len;
@@ -199,7 +204,20 @@ __device__ __forceinline__ uint4 of_four(uint32_t word) {
             __shfl_sync(0xffffffffu, word, 3, 4)};
 }
 
-/// Attention of one sequence and kv head.
+/// Elements of a result over what some threads or blocks have seen of a context: sums of weights and values, to the power of the highest weight.
+struct Partial {
+    float2 o = {};
+    float sum = 0;
+    float top = dev::minus_infinity();
+    __device__ __forceinline__ void add(const Partial& other, float of_all) {
+        const float factor = other.top == dev::minus_infinity() ? 0.0f : dev::exp2_fast(other.top - of_all);  // who has seen nothing
+        o.x = fmaf(other.o.x, factor, o.x);
+        o.y = fmaf(other.o.y, factor, o.y);
+        sum = fmaf(other.sum, factor, sum);
+    }
+};
+
+/// Attention of one sequence and kv head, or of a part of the context.
 template <Elem E>
 struct Context {
     using N = dev::Number<E>;
@@ -207,7 +225,9 @@ struct Context {
 
     const Args& a;
     const Place& p;
+    uint32_t slot_row;  ///< row of Args::slots
     uint32_t sequence;
+    uint32_t part;      ///< of the sequence's context
     uint32_t head;
     int length;
     int count;      ///< tiles of 16 tokens of this warp
@@ -217,19 +237,23 @@ struct Context {
     const int32_t* table;
 
     __device__ __forceinline__ Context(const Args& args, const Place& place) : a(args), p(place) {
-        sequence = blockIdx.x / kKvHeads;
+        slot_row = blockIdx.x / kKvHeads;
+        sequence = slot_row >> a.splits_log2;
+        part = slot_row & ((1u << a.splits_log2) - 1);
         head = blockIdx.x % kKvHeads;
         table = a.blocks + static_cast<int64_t>(sequence) * a.blocks_stride;
         const uint32_t at = static_cast<uint32_t>(first_of(static_cast<int>(p.lane))) >> a.block_shift;
         ids = at < a.blocks_stride ? dev::load_word(table + at) : 0;  // before it is known how many of them are its tiles'
         length = max(0, dev::load_word(a.kv_len + sequence));
         const int tiles = (length + 15) / 16;
-        const int warp = static_cast<int>(p.warp);
-        count = warp < tiles ? (tiles - warp + 7) / 8 : 0;
+        const int first = first_of(0) / 16, step = static_cast<int>(kWarps) << a.splits_log2;
+        count = first < tiles ? (tiles - first + step - 1) / step : 0;
         ring = p.base + kRingAt + p.warp * kParts * kPart;
         policy = dev::read_once_policy();
     }
-    __device__ __forceinline__ int first_of(int i) const { return (i * 8 + static_cast<int>(p.warp)) * 16; }
+    __device__ __forceinline__ int first_of(int i) const {
+        return (((i * static_cast<int>(kWarps) + static_cast<int>(p.warp)) << a.splits_log2) + static_cast<int>(part)) * 16;
+    }
     /// Starts the copy of part j: K of tile j / 2, or V.
     __device__ __forceinline__ void fetch(int j) const {
         const int i = j >> 1;
@@ -276,7 +300,7 @@ struct Context {
         const float* norm = is_q ? a.q_norm : a.k_norm;
         const bool normed = !is_v && norm != nullptr;
         if (normed) weight.load_weight(norm, static_cast<int>(p.lane));
-        unsigned char* from = a.slots + (sequence * kQkv + column + p.lane * 2) * 2;
+        unsigned char* from = a.slots + (slot_row * kQkv + column + p.lane * 2) * 2;
         uint32_t low = slots::kAbsent, high = slots::kAbsent;
         while (low == slots::kAbsent || high == slots::kAbsent) low = slots::look_word(from), high = slots::look_word(from + kDim);
         *reinterpret_cast<uint32_t*>(from) = *reinterpret_cast<uint32_t*>(from + kDim) = slots::kAbsent;  // for the next launch
@@ -337,26 +361,71 @@ struct Context {
             if (p.lane == 0) marks[p.warp * kGroup + h] = make_float2(state.top[h], sum);
         }
     }
-    /// Elements 2 · thread and the next of the block's two heads, over all warps; as a word.
-    __device__ __forceinline__ uint32_t joined(const unsigned char* shared) const {
-        if (length == 0) return 0;
+    /// Elements 2 · thread and the next of the block's two heads, over all warps.
+    [[nodiscard]] __device__ __forceinline__ Partial of_warps(const unsigned char* shared) const {
         const uint32_t h = threadIdx.x / (kDim / 2), d = threadIdx.x % (kDim / 2) * 2;
         const float2* marks = reinterpret_cast<const float2*>(shared + kMarksAt) + h;
         float2 m[kWarps];
-        float top = dev::minus_infinity();
+        Partial all;
 #pragma unroll
-        for (uint32_t w = 0; w < kWarps; ++w) m[w] = marks[w * kGroup], top = fmaxf(top, m[w].x);
-        float all = 0;
-        float2 out = {};
+        for (uint32_t w = 0; w < kWarps; ++w) m[w] = marks[w * kGroup], all.top = fmaxf(all.top, m[w].x);
 #pragma unroll
-        for (uint32_t w = 0; w < kWarps; ++w) {
-            const float factor = dev::exp2_fast(m[w].x - top);
-            const float2 o = *reinterpret_cast<const float2*>(shared + kRingAt + w * kParts * kPart + (h * kDim + d) * 4);
-            all = fmaf(m[w].y, factor, all);
-            out.x = fmaf(o.x, factor, out.x);
-            out.y = fmaf(o.y, factor, out.y);
+        for (uint32_t w = 0; w < kWarps; ++w)
+            all.add({*reinterpret_cast<const float2*>(shared + kRingAt + w * kParts * kPart + (h * kDim + d) * 4), m[w].y, m[w].x}, all.top);
+        return all;
+    }
+    /// Its block's place among Args::partial.
+    [[nodiscard]] __device__ __forceinline__ unsigned char* partial_of(uint32_t of_part) const {
+        return a.partial + ((blockIdx.x + (of_part - part) * kKvHeads) * kResultThreads + threadIdx.x) * 16;
+    }
+    /// Over the other parts of the context as well, for the block that has the first.
+    __device__ __forceinline__ void add_parts(Partial& all) const {
+        const uint32_t others = (1u << a.splits_log2) - 1;
+        constexpr uint32_t kMost = (1u << kSplitsLog2Max) - 1;
+        uint4 v[kMost];
+#pragma unroll
+        for (uint32_t i = 0; i < kMost; ++i)
+            if (i < others) v[i] = slots::look(partial_of(i + 1));
+        bool missing;
+        do {
+            missing = false;
+#pragma unroll
+            for (uint32_t i = 0; i < kMost; ++i)
+                if (i < others && !slots::has_come(v[i])) {
+                    missing = true;
+                    v[i] = slots::look(partial_of(i + 1));
+                }
+        } while (missing);
+        Partial sum;
+        sum.top = all.top;
+#pragma unroll
+        for (uint32_t i = 0; i < kMost; ++i)
+            if (i < others) sum.top = fmaxf(sum.top, __uint_as_float(v[i].w));
+        sum.add(all, sum.top);
+#pragma unroll
+        for (uint32_t i = 0; i < kMost; ++i) {
+            if (i >= others) continue;
+            sum.add({{__uint_as_float(v[i].x), __uint_as_float(v[i].y)}, __uint_as_float(v[i].z), __uint_as_float(v[i].w)}, sum.top);
+            slots::forget(partial_of(i + 1));
         }
-        return N::pack(out.x / all, out.y / all);
+        all = sum;
+    }
+    /// What the block has to say of the result: whole rows by the blocks with the first part of a context; those with the others zero the rows
+    /// that no sequence has.
+    __device__ __forceinline__ void finish(const unsigned char* shared) const {
+        uint32_t row = sequence;
+        uint32_t word = 0;
+        if (part != 0) row = (kRows >> a.splits_log2) + sequence * ((1u << a.splits_log2) - 1) + part - 1;
+        if (length != 0) {
+            Partial all = of_warps(shared);
+            if (part != 0) {
+                publish(partial_of(part), {__float_as_uint(all.o.x), __float_as_uint(all.o.y), __float_as_uint(all.sum), __float_as_uint(all.top)});
+            } else {
+                if (a.splits_log2 != 0) add_parts(all);
+                word = N::pack(all.o.x / all.sum, all.o.y / all.sum);
+            }
+        }
+        *reinterpret_cast<uint32_t*>(a.out.of(row, head * kGroup * kDim + threadIdx.x * 2)) = word;
     }
 };
 
@@ -406,19 +475,18 @@ __global__ void __launch_bounds__(kThreads, 1) qkv_attention_kernel(const __grid
     __syncthreads();
     sums.lay_out(shared + kWeightsAt, p);
     __syncthreads();
-    const uint32_t row = threadIdx.x / 16, pair = threadIdx.x % 16;
+    const uint32_t place = threadIdx.x / 16, pair = threadIdx.x % 16, row = place >> a.splits_log2;
     const float scale = sums.scale_of(shared + kWeightsAt, row, a.eps);
     const float2 y = sums.of(shared + kWeightsAt, row, pair * 2);
     const uint4 words = of_four(N::pack(y.x * scale, y.y * scale));
-    if (p.t == 0) publish(a.slots + (row * kQkv + b * kColumns + pair * 2) * 2, words);
+    if (p.t == 0) publish(a.slots + (place * kQkv + b * kColumns + pair * 2) * 2, words);
     dev::launch_dependents();
     context.receive_rows(turns, shared);
     context.fetch_parts(kPartsFirst, kParts);
     __syncthreads();
     context.run(slot, shared);
     __syncthreads();
-    if (threadIdx.x < kGroup * kDim / 2)
-        *reinterpret_cast<uint32_t*>(a.out.of(context.sequence, context.head * kGroup * kDim + threadIdx.x * 2)) = context.joined(shared);
+    if (threadIdx.x < kResultThreads) context.finish(shared);
 #else
     (void)a;
 #endif
@@ -429,7 +497,9 @@ Kernel kernel_of(Elem elem) { return elem == Elem::kBF16 ? qkv_attention_kernel<
 
 }  // namespace
 
-size_t qkv_attention_slot_bytes() { return size_t{kRows} * kQkv * 2; }
+constexpr size_t kQkvBytes = size_t{kRows} * kQkv * 2;
+
+size_t qkv_attention_slot_bytes() { return kQkvBytes + size_t{kBlocks} * kResultThreads * 16; }
 
 cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits) {
     const std::array<const void*, 1> all = {reinterpret_cast<const void*>(kernel_of(elem))};
@@ -438,7 +508,7 @@ cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits) {
 
 bool qkv_attention_takes(const QkvAttention& part, const AtOnceLimits& limits) {
     const KvView& kv = part.attention.kv;
-    return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && part.attention.sequences == kRows && part.qkv.n == kQkv && part.qkv.k == kHidden &&
+    return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && is_power_up_to(part.splits, kRows) && part.attention.sequences == kRows && part.qkv.n == kQkv && part.qkv.k == kHidden &&
            part.qkv.norm != nullptr && part.qkv.bias == nullptr && part.attention.heads == kHeads && kv.kv_heads == kKvHeads && kv.head_dim == kDim && takes_pages(kv) &&
            (part.rope.q_norm == nullptr) == (part.rope.k_norm == nullptr);
 }
@@ -453,6 +523,8 @@ cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {
                        attention.kv.k,
                        attention.kv.v,
                        static_cast<unsigned char*>(part.slots),
+                       static_cast<unsigned char*>(part.slots) + kQkvBytes,
+                       log2_of(part.splits),
                        rope.q_norm,
                        rope.k_norm,
                        attention.kv_len,

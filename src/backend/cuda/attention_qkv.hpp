@@ -10,13 +10,16 @@
 namespace baton::backend::cuda {
 
 constexpr uint32_t kQkvAttentionRows = 16;
+constexpr uint32_t kQkvAttentionAhead = 256;  ///< tokens of its part of a context that a block has asked for before it knows its queries
 
-/// The product of queries, keys and values of 16 rows, one a sequence, and decode attention behind it as one kernel.
+/// The product of queries, keys and values of 16 rows and decode attention behind it as one kernel. The first 16 / `splits` rows are one of a
+/// sequence each, whose context is dealt out over as many blocks a key head; of the others the result is zero.
 struct QkvAttention {
     Matrix qkv;               ///< with a norm, without bias
     Rows x;                   ///< [16, hidden]
     RopeAppend rope;          ///< as DecodeAttention::fused; `qkv` and `q` are not used
     AttentionArgs attention;  ///< lengths, blocks and slots must have been complete as DecodeAttention::early says; `out` gets its rows for lanes (Rows)
+    uint32_t splits = 1;      ///< 1, 2, 4, 8 or 16
     void* slots = nullptr;    ///< qkv_attention_slot_bytes of memory, all bits set at first; every launch leaves them so
 };
 

@@ -96,7 +96,7 @@ class CudaBackend final : public DeviceBackend {
     Expected<void> make_pool();
     Expected<void> warm_up();
     Expected<void> keep_warm(StepShape shape);
-    [[nodiscard]] static StepShape joined_shape();
+    [[nodiscard]] static StepShape joined_shape(uint32_t splits);
     Expected<void> make_primer();
     Expected<void> choose_overlap();
     /// Alternatives of a layer's products and of the head, by Linear::choose.

@@ -71,8 +71,9 @@ Kept read_choices(const std::filesystem::path& path) {
     uint32_t parts = 0;
     JoinedRule rule;
     if (!(file >> name >> parts >> rule.longest_ns >> rule.all_ns) || name != "joined" || mlp_of(parts) > mlp_shapes().size()) return kept;
-    for (float& spare : rule.spare_ns)
-        if (!(file >> spare)) return kept;
+    for (auto* list : {&rule.parts_ns, &rule.own_ns})
+        for (float& ns : *list)
+            if (!(file >> ns)) return kept;
     kept.joined_parts = parts;
     kept.rule = rule;
     return kept;
@@ -89,7 +90,8 @@ void write_choices(const std::filesystem::path& path, const Kept& kept) {
         for (const auto& [rows, parts] : kept.overlap) file << rows << ' ' << parts << '\n';
         if (kept.rule) {
             file << "joined " << kept.joined_parts << ' ' << kept.rule->longest_ns << ' ' << kept.rule->all_ns;
-            for (const float spare : kept.rule->spare_ns) file << ' ' << spare;
+            for (const auto* list : {&kept.rule->parts_ns, &kept.rule->own_ns})
+                for (const float ns : *list) file << ' ' << ns;
             file << '\n';
         }
         if (!file.flush()) return;
@@ -278,8 +280,9 @@ Expected<void> CudaBackend::choose_mlp(StepShape& shape, double& best, Ways* pro
     return whole.mlp == 0 ? Expected<void>{} : adopt(whole, seconds, shape, best, products);
 }
 
-StepShape CudaBackend::joined_shape() {
+StepShape CudaBackend::joined_shape(uint32_t splits) {
     StepShape shape;
+    shape.splits = splits;
     shape.rows = shape.decode = shape.logits = kQkvAttentionRows;
     shape.joined = true;
     return shape;
@@ -290,12 +293,12 @@ StepShape CudaBackend::joined_shape() {
 Expected<void> CudaBackend::choose_joined() {
     const uint32_t longer = std::min(kLongContext, positions_max_), quarter = longer / 4, shorter = std::min(kShortContext, quarter);
     if (shorter == 0) return {};
-    StepShape shape = joined_shape();
+    StepShape shape = joined_shape(1);
     double best = 0;
     BATON_TRY(run_padding(shape, quarter));
     for (uint32_t mlp = 0; mlp <= mlp_shapes().size(); ++mlp) {
         if (mlp != 0 && !takes_mlp(shape.rows, mlp)) continue;
-        StepShape changed = joined_shape();
+        StepShape changed = joined_shape(1);
         changed.mlp = mlp;
         BATON_TRY_ASSIGN(const double seconds, time_either(changed));
         if (best != 0 && seconds > best) continue;
@@ -309,10 +312,6 @@ Expected<void> CudaBackend::choose_joined() {
         BATON_TRY_ASSIGN(const double seconds, time_step(of, layers_timed()));
         return seconds * 1e9 / layers_timed();
     };
-    std::array<double, JoinedRule::kSizes> at_short = {};
-    for (uint32_t i = 0; i < at_short.size(); ++i) {
-        BATON_TRY_ASSIGN(at_short[i], layer_ns(shape, shorter, 1u << i));
-    }
     const auto token_ns = [&](uint32_t sequences) -> Expected<float> {
         BATON_TRY_ASSIGN(const double few, layer_ns(shape, quarter, sequences));
         BATON_TRY_ASSIGN(const double many, layer_ns(shape, longer, sequences));
@@ -321,14 +320,21 @@ Expected<void> CudaBackend::choose_joined() {
     JoinedRule& rule = joined.rule;
     BATON_TRY_ASSIGN(rule.longest_ns, token_ns(1));
     BATON_TRY_ASSIGN(rule.all_ns, token_ns(kQkvAttentionRows));
-    for (uint32_t i = 0; i < at_short.size(); ++i) {
-        StepShape own;
-        own.rows = own.decode = own.logits = 1u << i;
-        own.splits = splits(own.decode, shorter);
-        set_overlap(own);
-        BATON_TRY_ASSIGN(const double seconds, layer_ns(own, shorter, own.rows));
-        const double waits = std::max(0.0, shorter * (double{rule.longest_ns} - double{rule.all_ns} * own.rows));
-        rule.spare_ns[i] = static_cast<float>(seconds - at_short[i] + waits);
+    for (uint32_t i = 0; i < JoinedRule::kSizes; ++i) {
+        const uint32_t sequences = 1u << i;
+        BATON_TRY_ASSIGN(const double whole, layer_ns(shape, shorter, sequences));
+        StepShape other = shape;
+        other.splits = JoinedRule::splits_of(sequences);
+        if (other.splits > 1) {
+            BATON_TRY_ASSIGN(const double in_parts, layer_ns(other, shorter, sequences));
+            rule.parts_ns[i] = static_cast<float>(std::max(0.0, in_parts - whole));
+        }
+        other = {};
+        other.rows = other.decode = other.logits = sequences;
+        other.splits = splits(sequences, shorter);
+        set_overlap(other);
+        BATON_TRY_ASSIGN(const double own, layer_ns(other, shorter, sequences));
+        rule.own_ns[i] = static_cast<float>(own - whole - double{rule.all_ns} * shorter * sequences);
     }
     joined_ = joined;
     return {};
@@ -346,7 +352,7 @@ void CudaBackend::set_overlap(StepShape& shape) const {
 
 bool CudaBackend::force_joined(bool on) {
     JoinedRule rule;
-    rule.spare_ns.fill(on ? 1.0f : 0.0f);
+    rule.own_ns.fill(on ? 1.0f : 0.0f);
     return force_joined(rule);
 }
 bool CudaBackend::force_joined(const JoinedRule& rule) {
@@ -364,8 +370,9 @@ uint32_t CudaBackend::layers_timed() const {
 
 Expected<double> CudaBackend::time_decode(uint32_t rows, uint32_t context, uint32_t layers) {
     StepShape shape;
-    if (joined_ && joined_->rule.good(rows, context, uint64_t{rows} * context)) {
-        shape = joined_shape();
+    const uint32_t joined = joined_ ? joined_->rule.splits(rows, context, uint64_t{rows} * context) : 0;
+    if (joined != 0) {
+        shape = joined_shape(joined);
     } else {
         shape.rows = shape.decode = shape.logits = rows;
         shape.splits = splits(rows, context);

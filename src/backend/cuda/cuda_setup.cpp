@@ -372,8 +372,8 @@ Expected<void> CudaBackend::warm_up() {
             BATON_TRY(keep_warm(shape));
         }
     }
-    if (joined_) {
-        StepShape shape = joined_shape();
+    for (uint32_t splits = 1; joined_ && splits <= kQkvAttentionRows; splits *= 2) {
+        StepShape shape = joined_shape(splits);
         set_overlap(shape);
         BATON_TRY(keep_warm(shape));
     }

@@ -168,6 +168,7 @@ class Pass {
         joined.x = stream(layer);
         joined.rope = rope_of(layer);
         joined.attention = decode_of(layer, nullptr).base;
+        joined.splits = shape_.splits;
         joined.slots = s_.qkv_slots;
         return joined;
     }

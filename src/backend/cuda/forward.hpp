@@ -26,7 +26,7 @@ struct StepShape {
     uint32_t prefill_rows_max = 0;  ///< upper bound of the rows of one of them
     uint32_t logits = 0;            ///< rows whose logits are wanted
     bool gather = false;            ///< they are not the first rows in order, but those that StepArrays::logit_rows names
-    uint32_t splits = 1;            ///< of decode attention
+    uint32_t splits = 1;            ///< of decode attention; with `joined` QkvAttention::splits
     bool whole = true;              ///< any settings of sampling (Sampler::run)
     bool masked = false;            ///< some row has a mask (Sampler::wait_for_masks)
     uint32_t words = 0;             ///< progress words, stored to every few layers

@@ -59,10 +59,20 @@ std::vector<uint32_t> batch_buckets(uint32_t slices_max) {
     return up_to({1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768}, slices_max);
 }
 
-bool JoinedRule::good(uint32_t sequences, uint32_t longest, uint64_t all) const {
-    if (sequences == 0 || sequences > kQkvAttentionRows) return false;
-    const float shared = static_cast<float>(all) * all_ns;
-    return std::max(static_cast<float>(longest) * longest_ns - shared, 0.0f) < spare_ns[std::bit_width(sequences - 1)];
+uint32_t JoinedRule::size_of(uint32_t sequences) { return static_cast<uint32_t>(std::bit_width(sequences - 1)); }
+
+uint32_t JoinedRule::splits(uint32_t sequences, uint32_t longest, uint64_t all) const {
+    if (sequences == 0 || sequences > kQkvAttentionRows) return 0;
+    const uint32_t size = size_of(sequences);
+    const auto tokens = static_cast<float>(all);
+    const auto takes = [&](uint32_t parts) {
+        constexpr float kAhead = kQkvAttentionAhead;  // which cost nothing
+        const float alone = std::max(static_cast<float>(longest) / static_cast<float>(parts) - kAhead, 0.0f) * longest_ns;
+        const float shared = std::max(tokens - kAhead * static_cast<float>(sequences * parts), 0.0f) * all_ns;
+        return std::max(alone, shared) + (parts > 1 ? parts_ns[size] : 0.0f);
+    };
+    const uint32_t most = splits_of(sequences), best = takes(most) < takes(1) ? most : 1;
+    return takes(best) < own_ns[size] + tokens * all_ns ? best : 0;
 }
 
 size_t StepInput::bytes(const StepLimits& limits) {
@@ -195,7 +205,9 @@ void StepInput::pad_shape(const Batch& batch) {
     const auto slices = static_cast<uint32_t>(batch.slices.size());
     const uint32_t prompts = slices - arrangement_.decode;
     if (shape.words == 0 && shape.logits == shape.rows && shape.rows == slices) {  // one row a sequence, all of them sampled
-        shape.joined = !limits_.deterministic && joins(slices, arrangement_.kv_max, arrangement_.kv_all);
+        const uint32_t splits = limits_.deterministic ? 0 : joined_splits(slices, arrangement_.kv_max, arrangement_.kv_all);
+        shape.joined = splits != 0;
+        if (shape.joined) shape.splits = splits;
         shape.rows = shape.logits = shape.joined ? kQkvAttentionRows : up(decode_buckets_, slices);
         (limits_.deterministic ? shape.prefill : shape.decode) = shape.rows;
         return;
@@ -305,7 +317,7 @@ void StepInput::fill(uint32_t step, const Batch& batch, const Arrangement& arran
 bool StepInput::follows(const Batch& batch) {
     if (rows_.empty() || batch.slices.size() != rows_.size() || batch.tokens.size() != rows_.size()) return false;
     const Arrangement& a = arrangement_;
-    if (a.decode != 0 && joins(a.decode, a.kv_max + 1, a.kv_all + a.decode) != a.shape.joined) return false;
+    if (a.decode != 0 && joined_splits(a.decode, a.kv_max + 1, a.kv_all + a.decode) != (a.shape.joined ? a.shape.splits : 0)) return false;
     const uint32_t bt = limits_.block_tokens;
     for (size_t i = 0; i < rows_.size(); ++i) {
         const Slice& s = batch.slices[i];

@@ -13,14 +13,21 @@ namespace baton::backend::cuda {
 /// The batch sizes that graphs are captured for: a step of fewer sequences is padded to the next. The last is `slices_max`.
 [[nodiscard]] std::vector<uint32_t> batch_buckets(uint32_t slices_max);
 
-/// When steps of one row a sequence take the kernels for 16 rows (StepShape::joined), padded to so many: measured at load. There one multiprocessor
-/// reads a context for each key head, so that a context that is long beside the others takes longer than where all of them share it.
+/// When steps of one row a sequence take the kernels for 16 rows (StepShape::joined), padded to so many: measured at load. There a block reads a
+/// context for a key head, or an even part of it, so that one that is long beside the others takes longer than where all blocks share them.
 struct JoinedRule {
     static constexpr uint32_t kSizes = 5;    ///< up to 1, 2, 4, 8 and 16 sequences
-    float longest_ns = 0;                    ///< of a layer, for a token of the longest context,
-    float all_ns = 0;                        ///< and for one of all contexts, the quicker
-    std::array<float, kSizes> spare_ns = {}; ///< what a layer takes less than with kernels for so many rows, contexts aside
-    [[nodiscard]] bool good(uint32_t sequences, uint32_t longest, uint64_t all) const;
+    // What a layer takes:
+    float longest_ns = 0;                    ///< for a token that one block reads,
+    float all_ns = 0;                        ///< for a token that all of them share,
+    std::array<float, kSizes> parts_ns = {}; ///< to put a context's parts together, by size,
+    std::array<float, kSizes> own_ns = {};   ///< more with the kernels for so many rows, but for reading contexts
+    /// Of 1 to 16 sequences, among the sizes.
+    [[nodiscard]] static uint32_t size_of(uint32_t sequences);
+    /// Most blocks that may share a context for a key head.
+    [[nodiscard]] static uint32_t splits_of(uint32_t sequences) { return kQkvAttentionRows >> size_of(sequences); }
+    /// The quickest QkvAttention::splits for the longest of some contexts and all of them; 0: other kernels are quicker.
+    [[nodiscard]] uint32_t splits(uint32_t sequences, uint32_t longest, uint64_t all) const;
 };
 
 struct StepLimits {
@@ -82,7 +89,7 @@ class StepInput {
     [[nodiscard]] Expected<void> check_slice(const Slice& slice, size_t index, uint64_t rows_before) const;
     [[nodiscard]] Expected<void> check_writers(const Batch& batch);
     void pad_shape(const Batch& batch);
-    [[nodiscard]] bool joins(uint32_t sequences, uint32_t longest, uint64_t all) const { return joined_allowed_ && joined_.good(sequences, longest, all); }
+    [[nodiscard]] uint32_t joined_splits(uint32_t sequences, uint32_t longest, uint64_t all) const { return joined_allowed_ ? joined_.splits(sequences, longest, all) : 0; }
     void fill_slice(const Slice& slice, const TokenId* tokens, const ArrayOffsets& at, uint32_t row, int32_t* out) const;
     void patch_table(uint32_t row, const Slice& slice);
     [[nodiscard]] uint32_t blocks_known(const Slice& slice) const;
