@@ -223,7 +223,8 @@ def racecheck(c, gpus):
 def jitter(c, gpus):
     need_sm90()
     small = ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=30000", SUITE / "jitter_cuda_test", "--gtest_brief=1"]
-    return [[*small, "--gtest_filter=*Attention*:*Faults*"], [*small, "--gtest_filter=Linear.Every*Ring:Linear.EverySlab:Linear.EveryBulkBf16:*RingForms*", "--gtest_repeat=10"]]
+    return [[*small, "--gtest_filter=*Attention*:*Faults*"], [*small, "--gtest_filter=Linear.Every*Ring:Linear.EverySlab:Linear.EveryBulkBf16:*RingForms*", "--gtest_repeat=10"],
+            ["env", "BATON_TEST_REDUCED=1", "BATON_TEST_SIZE_MAX=300000", SUITE / "jitter_cuda_test", "--gtest_brief=1", "--gtest_filter=Mlp.*:AttentionOut.*"]]
 
 
 def bench(*runs):
