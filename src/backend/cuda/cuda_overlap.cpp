@@ -300,7 +300,7 @@ Expected<void> CudaBackend::choose_joined() {
         if (mlp != 0 && !takes_mlp(shape.rows, mlp)) continue;
         StepShape changed = joined_shape(1);
         changed.mlp = mlp;
-        BATON_TRY_ASSIGN(const double seconds, time_either(changed));
+        BATON_TRY_ASSIGN(const double seconds, time_step(changed, layers_timed()));
         if (best != 0 && seconds > best) continue;
         best = seconds;
         shape = changed;

@@ -373,6 +373,7 @@ Expected<void> CudaBackend::warm_up() {
         }
     }
     for (uint32_t splits = 1; joined_ && splits <= kQkvAttentionRows; splits *= 2) {
+        if (splits > 1 && joined_->rule.own_ns[JoinedRule::size_of(kQkvAttentionRows / splits)] <= 0) continue;  // never so
         StepShape shape = joined_shape(splits);
         set_overlap(shape);
         BATON_TRY(keep_warm(shape));
