@@ -1,6 +1,6 @@
 // Decode attention of 16 rows together with the product ahead of it, for the layers of Qwen3-0.6B: a block has a share of the columns of
-// qkv and of one sequence and kv head the context, or a part of it. Its weights and the first of its KV are on their way before the rows of x are there, and between product
-// and attention lies no more than the way of a number through L2 (slots.cuh). All blocks must run at once.
+// qkv, and of one sequence and kv head the context or a part of it. Its weights and the first of its KV are on their way before the rows of x
+// are there, and between product and attention lies no more than the way of a number through L2 (slots.cuh). All blocks must run at once.
 #include <array>
 
 #include "backend/cuda/attention_decode_head.cuh"
@@ -47,6 +47,8 @@ constexpr uint32_t kNewAt = kQueriesAt + kGroup * kDim * 2;  // k, then v, of th
 constexpr uint32_t kMarksAt = kNewAt + 2 * kDim * 2;
 constexpr uint32_t kBarrierAt = kMarksAt + kWarps * kGroup * 8;
 constexpr uint32_t kShared = kBarrierAt + 8;
+
+constexpr size_t kQkvBytes = size_t{kRows} * kQkv * 2;  // of slots, ahead of the partial results
 
 struct Args {
     const void* weights;
@@ -280,10 +282,10 @@ struct Context {
         for (int j = begin; j < end; ++j) fetch(j);
     }
     /// A row of the new token into its tile and the pool. Whole warps.
-    __device__ __forceinline__ void put_new(unsigned char* shared, uint32_t part, bool v, int row, void* pool, int slot) const {
+    __device__ __forceinline__ void put_new(unsigned char* shared, uint32_t tile, bool v, int row, void* pool, int slot) const {
         if (p.lane < 16) {
             const uint4 words = *reinterpret_cast<const uint4*>(shared + kNewAt + (v ? kDim * 2 : 0) + p.lane * 16);
-            *reinterpret_cast<uint4*>(shared + (part - p.base) + row * 256 + ((static_cast<int>(p.lane) ^ (row & 7)) << 4)) = words;
+            *reinterpret_cast<uint4*>(shared + (tile - p.base) + row * 256 + ((static_cast<int>(p.lane) ^ (row & 7)) << 4)) = words;
             if (slot >= 0)
                 *reinterpret_cast<uint4*>(static_cast<T*>(pool) + static_cast<int64_t>(slot >> a.block_shift) * a.block_stride +
                                           ((head << a.block_shift) + (static_cast<uint32_t>(slot) & ((1u << a.block_shift) - 1))) * kDim + p.lane * 8) = words;
@@ -497,8 +499,6 @@ Kernel kernel_of(Elem elem) { return elem == Elem::kBF16 ? qkv_attention_kernel<
 
 }  // namespace
 
-constexpr size_t kQkvBytes = size_t{kRows} * kQkv * 2;
-
 size_t qkv_attention_slot_bytes() { return kQkvBytes + size_t{kBlocks} * kResultThreads * 16; }
 
 cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits) {
@@ -508,9 +508,10 @@ cudaError_t qkv_attention_prepare(Elem elem, AtOnceLimits& limits) {
 
 bool qkv_attention_takes(const QkvAttention& part, const AtOnceLimits& limits) {
     const KvView& kv = part.attention.kv;
-    return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && is_power_up_to(part.splits, kRows) && part.attention.sequences == kRows && part.qkv.n == kQkv && part.qkv.k == kHidden &&
-           part.qkv.norm != nullptr && part.qkv.bias == nullptr && part.attention.heads == kHeads && kv.kv_heads == kKvHeads && kv.head_dim == kDim && takes_pages(kv) &&
-           (part.rope.q_norm == nullptr) == (part.rope.k_norm == nullptr);
+    const Matrix& qkv = part.qkv;
+    return limits.shared_bytes >= kShared && limits.multiprocessors >= kBlocks && is_power_up_to(part.splits, kRows) && part.attention.sequences == kRows &&
+           qkv.n == kQkv && qkv.k == kHidden && qkv.norm != nullptr && qkv.bias == nullptr && part.attention.heads == kHeads && kv.kv_heads == kKvHeads &&
+           kv.head_dim == kDim && takes_pages(kv) && (part.rope.q_norm == nullptr) == (part.rope.k_norm == nullptr);
 }
 
 cudaError_t qkv_attention(const Launch& launch, const QkvAttention& part) {

@@ -111,7 +111,10 @@ class CudaBackend final : public DeviceBackend {
     [[nodiscard]] std::string overlap_file() const;
     void set_overlap(StepShape& shape) const;
     Expected<void> run_padding(const StepShape& shape, uint32_t context, uint32_t sequences = UINT32_MAX);
+    Expected<void> describe_padding(const StepShape& shape, uint32_t context, uint32_t sequences);
+    Expected<GraphExec> capture_timed(const StepShape& shape, uint32_t layers);
     Expected<double> time_step(const StepShape& shape, uint32_t layers);
+    Expected<double> time_graph(const GraphExec& graph);
     [[nodiscard]] uint32_t layers_timed() const;
 
     [[nodiscard]] Expected<void> enter() const;

@@ -294,27 +294,29 @@ Expected<void> CudaBackend::choose_joined() {
     const uint32_t longer = std::min(kLongContext, positions_max_), quarter = longer / 4, shorter = std::min(kShortContext, quarter);
     if (shorter == 0) return {};
     StepShape shape = joined_shape(1);
+    GraphExec graph;
+    const auto layer_ns = [&](const StepShape& of, const GraphExec& timed, uint32_t context, uint32_t sequences) -> Expected<double> {
+        BATON_TRY(describe_padding(of, context, sequences));
+        BATON_TRY_ASSIGN(const double seconds, time_graph(timed));
+        return seconds * 1e9 / layers_timed();
+    };
     double best = 0;
-    BATON_TRY(run_padding(shape, quarter));
     for (uint32_t mlp = 0; mlp <= mlp_shapes().size(); ++mlp) {
         if (mlp != 0 && !takes_mlp(shape.rows, mlp)) continue;
         StepShape changed = joined_shape(1);
         changed.mlp = mlp;
-        BATON_TRY_ASSIGN(const double seconds, time_step(changed, layers_timed()));
-        if (best != 0 && seconds > best) continue;
-        best = seconds;
+        BATON_TRY_ASSIGN(GraphExec made, capture_timed(changed, layers_timed()));
+        BATON_TRY_ASSIGN(const double ns, layer_ns(changed, made, quarter, kQkvAttentionRows));
+        if (best != 0 && ns > best) continue;
+        best = ns;
         shape = changed;
+        graph = std::move(made);
     }
     Joined joined;
     joined.parts = parts_of(shape);
-    const auto layer_ns = [&](const StepShape& of, uint32_t context, uint32_t sequences) -> Expected<double> {
-        BATON_TRY(run_padding(of, context, sequences));
-        BATON_TRY_ASSIGN(const double seconds, time_step(of, layers_timed()));
-        return seconds * 1e9 / layers_timed();
-    };
     const auto token_ns = [&](uint32_t sequences) -> Expected<float> {
-        BATON_TRY_ASSIGN(const double few, layer_ns(shape, quarter, sequences));
-        BATON_TRY_ASSIGN(const double many, layer_ns(shape, longer, sequences));
+        BATON_TRY_ASSIGN(const double few, layer_ns(shape, graph, quarter, sequences));
+        BATON_TRY_ASSIGN(const double many, layer_ns(shape, graph, longer, sequences));
         return static_cast<float>(std::max(0.0, (many - few) / (longer - quarter) / sequences));
     };
     JoinedRule& rule = joined.rule;
@@ -322,18 +324,22 @@ Expected<void> CudaBackend::choose_joined() {
     BATON_TRY_ASSIGN(rule.all_ns, token_ns(kQkvAttentionRows));
     for (uint32_t i = 0; i < JoinedRule::kSizes; ++i) {
         const uint32_t sequences = 1u << i;
-        BATON_TRY_ASSIGN(const double whole, layer_ns(shape, shorter, sequences));
+        BATON_TRY_ASSIGN(const double whole, layer_ns(shape, graph, shorter, sequences));
+        const auto of_other = [&](const StepShape& other) -> Expected<double> {
+            BATON_TRY_ASSIGN(const GraphExec made, capture_timed(other, layers_timed()));
+            return layer_ns(other, made, shorter, sequences);
+        };
         StepShape other = shape;
         other.splits = JoinedRule::splits_of(sequences);
         if (other.splits > 1) {
-            BATON_TRY_ASSIGN(const double in_parts, layer_ns(other, shorter, sequences));
+            BATON_TRY_ASSIGN(const double in_parts, of_other(other));
             rule.parts_ns[i] = static_cast<float>(std::max(0.0, in_parts - whole));
         }
         other = {};
         other.rows = other.decode = other.logits = sequences;
         other.splits = splits(sequences, shorter);
         set_overlap(other);
-        BATON_TRY_ASSIGN(const double own, layer_ns(other, shorter, sequences));
+        BATON_TRY_ASSIGN(const double own, of_other(other));
         rule.own_ns[i] = static_cast<float>(own - whole - double{rule.all_ns} * shorter * sequences);
     }
     joined_ = joined;
@@ -382,11 +388,19 @@ Expected<double> CudaBackend::time_decode(uint32_t rows, uint32_t context, uint3
     return time_step(shape, layers);
 }
 
-/// The shortest of some replays, in seconds.
-Expected<double> CudaBackend::time_step(const StepShape& shape, uint32_t layers) {
+Expected<GraphExec> CudaBackend::capture_timed(const StepShape& shape, uint32_t layers) {
     PassSetup setup = setup_;
     setup.model.layers = std::min(layers, model_.shape.layers);
-    BATON_TRY_ASSIGN(const GraphExec graph, capture(setup, shape));
+    return capture(setup, shape);
+}
+
+Expected<double> CudaBackend::time_step(const StepShape& shape, uint32_t layers) {
+    BATON_TRY_ASSIGN(const GraphExec graph, capture_timed(shape, layers));
+    return time_graph(graph);
+}
+
+/// The shortest of some replays, in seconds, behind one that is not counted.
+Expected<double> CudaBackend::time_graph(const GraphExec& graph) {
     TimedEvent marks[kReplays + 1];
     for (TimedEvent& mark : marks) {
         cudaEvent_t event = nullptr;

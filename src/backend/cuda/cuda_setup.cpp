@@ -318,10 +318,16 @@ Expected<void> CudaBackend::make_pool() {
 
 /// Runs a step of padding, which loads its kernels, and waits for it.
 Expected<void> CudaBackend::run_padding(const StepShape& shape, uint32_t context, uint32_t sequences) {
-    input_.fill_padding(shape, context, sequences);
-    for (uint32_t step = 0; step < kDepth; ++step) BATON_TRY(sampler_->describe(stream_.get(), step, {}));
+    BATON_TRY(describe_padding(shape, context, sequences));
     BATON_CUDA_TRY(run_pass(setup_, launch(), shape), "a step of padding");
     BATON_CUDA_TRY(cudaStreamSynchronize(stream_.get()), "a step of padding");
+    return {};
+}
+
+/// Makes steps of padding what the next launches compute, while none is under way.
+Expected<void> CudaBackend::describe_padding(const StepShape& shape, uint32_t context, uint32_t sequences) {
+    input_.fill_padding(shape, context, sequences);
+    for (uint32_t step = 0; step < kDepth; ++step) BATON_TRY(sampler_->describe(stream_.get(), step, {}));
     return {};
 }
 
@@ -363,6 +369,8 @@ Expected<void> CudaBackend::warm_up() {
     BATON_TRY(make_primer());
     for (const uint32_t bucket : batch_buckets(options_.max_batch_slices)) {
         for (const uint32_t context : kWarmContexts) {
+            // Those that are padded to joined steps wait for uneven contexts: one graph is enough until then.
+            if (context != kWarmContexts[0] && joined_ && joined_->rule.splits(bucket, context, uint64_t{bucket} * context) != 0) continue;
             StepShape shape;
             shape.rows = shape.logits = bucket;
             (options_.deterministic ? shape.prefill : shape.decode) = bucket;
